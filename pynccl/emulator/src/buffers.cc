@@ -1,0 +1,78 @@
+#include "buffers.h"
+
+#include "device_heap.h"
+#include "error.h"
+
+namespace emu {
+
+namespace {
+
+ncclResult_t check_range(const char* argument, const void* pointer, std::size_t bytes,
+                         const Operation& operation, int device) {
+  if (bytes == 0) return ncclSuccess;
+  const auto doing = [&] { return describe(operation); };
+  const DeviceHeap* const heap = heap_containing(pointer);
+  if (heap == nullptr) {
+    return fail(ncclInvalidArgument, "%s %p of the %s is not GPU memory", argument, pointer,
+                doing().c_str());
+  }
+  if (heap->device() != device) {
+    return fail(ncclInvalidArgument, "%s of the %s lies on GPU %d, the communicator is of GPU %d",
+                argument, doing().c_str(), heap->device(), device);
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  const std::optional<Allocation> found = heap->find(address);
+  if (!found) {
+    return fail(ncclInvalidArgument, "%s %p of the %s is GPU memory that was freed or never "
+                "allocated", argument, pointer, doing().c_str());
+  }
+  const std::size_t room = found->base + found->bytes - address;
+  if (bytes > room) {
+    return fail(ncclInvalidArgument,
+                "%s of the %s needs %zu bytes, and its allocation has %zu from there", argument,
+                doing().c_str(), bytes, room);
+  }
+  return ncclSuccess;
+}
+
+// Where the receive buffer lies relative to the send buffer when the operation is in place.
+bool in_place(const Operation& operation, int rank) {
+  const std::size_t block = operation.count * size_of(operation.type) * rank;
+  const auto* const send = static_cast<const char*>(operation.send);
+  const auto* const receive = static_cast<const char*>(operation.receive);
+  switch (operation.kind) {
+    case Kind::all_gather:
+    case Kind::gather:
+      return send == receive + block;
+    case Kind::reduce_scatter:
+    case Kind::scatter:
+      return receive == send + block;
+    case Kind::all_to_all:
+      return false;
+    default:
+      return send == receive;
+  }
+}
+
+}  // namespace
+
+ncclResult_t check_buffers(const Operation& operation, const Communicator& communicator) {
+  const int rank = communicator.rank();
+  const std::size_t sent = send_bytes(operation, rank, communicator.nranks());
+  const std::size_t received = receive_bytes(operation, rank, communicator.nranks());
+  const int device = communicator.device();
+  ncclResult_t result = check_range("sendbuff", operation.send, sent, operation, device);
+  if (result != ncclSuccess) return result;
+  result = check_range("recvbuff", operation.receive, received, operation, device);
+  if (result != ncclSuccess || sent == 0 || received == 0) return result;
+  const auto* const send = static_cast<const char*>(operation.send);
+  const auto* const receive = static_cast<const char*>(operation.receive);
+  const bool apart = send + sent <= receive || receive + received <= send;
+  if (apart || in_place(operation, rank)) return ncclSuccess;
+  return fail(ncclInvalidArgument,
+              "sendbuff and recvbuff of the %s overlap without being in place: %zu bytes at %p, "
+              "%zu bytes at %p",
+              describe(operation).c_str(), sent, operation.send, received, operation.receive);
+}
+
+}  // namespace emu

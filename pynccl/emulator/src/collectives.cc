@@ -1,0 +1,194 @@
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "communicator.h"
+#include "error.h"
+#include "point_to_point.h"
+
+namespace emu {
+
+namespace {
+
+struct Range {
+  std::size_t begin, count;
+};
+
+// The part of `count` elements that falls to a rank, in whole cache lines where it can be.
+Range part_of(std::size_t count, std::size_t element, int rank, int nranks) {
+  const std::size_t line = 64 / element;
+  const std::size_t lines = (count + line - 1) / line;
+  const std::size_t per_rank = (lines + nranks - 1) / nranks * line;
+  const std::size_t begin = std::min(count, per_rank * rank);
+  return {begin, std::min(count, begin + per_rank) - begin};
+}
+
+std::size_t largest_contribution(const Operation& operation, int nranks) {
+  return send_bytes(operation, has_root(operation.kind) ? operation.root : 0, nranks);
+}
+
+void copy_unless_same(void* destination, const void* source, std::size_t bytes) {
+  if (destination != source && bytes != 0) copy(destination, source, bytes);
+}
+
+}  // namespace
+
+void Communicator::run(const std::vector<Operation>& operations) {
+  if (cannot_go_on()) return;
+  Exchange exchanged(operations);
+  // Sends are offered first: a peer may receive before it comes to a collective of the same group.
+  if (!exchanged.empty()) post_sends(exchanged);
+  for (const Operation& operation : operations) {
+    if (is_point_to_point(operation.kind)) continue;
+    run_collective(operation);
+    if (async_error() != ncclSuccess) return;
+  }
+  if (!exchanged.empty()) exchange(exchanged);
+}
+
+void Communicator::run_collective(Operation operation) {
+  const std::uint64_t number = ++collectives_;
+  const int place = static_cast<int>((number - 1) % 2);
+  Meeting& meeting = region_->header().meetings[place];
+  RankRecord& mine = region_->rank(rank_);
+  if (operation.scalar_on_device != nullptr) {
+    std::memcpy(operation.scalar, operation.scalar_on_device, size_of(operation.type));
+  }
+  const bool small = largest_contribution(operation, nranks_) <= inline_bytes;
+  Contribution& contribution = region_->contribution(place, rank_);
+  contribution.operation = operation;
+  contribution.number = number;
+  if (small) {
+    const std::size_t bytes = send_bytes(operation, rank_, nranks_);
+    if (bytes != 0) std::memcpy(region_->inline_data(place, rank_), operation.send, bytes);
+  }
+
+  const auto meet = [&](SharedWord& word, std::uint32_t target, std::uint64_t step) {
+    mine.meetings.store(step, std::memory_order_release);
+    if (word.add(1) == target) word.wake_all();
+    return wait(
+        word, [&] { return static_cast<std::int32_t>(word.value.load() - target) >= 0; },
+        [&](int r) { return region_->rank(r).meetings.load() < step; },
+        [&] {
+          return format("operation %llu (%s)", static_cast<unsigned long long>(number),
+                        describe(operation).c_str());
+        });
+  };
+  const auto ranks = static_cast<std::uint32_t>(nranks_);
+  const auto times_used = static_cast<std::uint32_t>((number + 1) / 2);
+  if (!meet(meeting.arrived, times_used * ranks, 2 * number - 1)) return;
+  if (!same_everywhere(place)) return;
+  if (!share(operation, place, small)) return;
+  if (small) return;  // each rank's copy in the region stays until the next meeting but one
+  finished_target_[place] += ranks;
+  meet(meeting.finished, finished_target_[place], 2 * number);
+}
+
+bool Communicator::same_everywhere(int meeting) {
+  const Operation& mine = region_->contribution(meeting, rank_).operation;
+  bool same = true;
+  for (int r = 0; r < nranks_ && same; ++r) {
+    const Operation& other = region_->contribution(meeting, r).operation;
+    same = other.kind == mine.kind && other.type == mine.type && other.count == mine.count &&
+           other.op == mine.op && other.root == mine.root;
+  }
+  if (same) return true;
+  std::map<std::string, std::string> ranks_doing;
+  for (int r = 0; r < nranks_; ++r) {
+    std::string& ranks = ranks_doing[describe(region_->contribution(meeting, r).operation)];
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+  }
+  std::string text = format("the ranks differ in operation %llu:",
+                            static_cast<unsigned long long>(collectives_));
+  for (const auto& [doing, ranks] : ranks_doing) {
+    text += format(" rank %s: %s;", ranks.c_str(), doing.c_str());
+  }
+  text += " all ranks must issue the same collectives in the same order";
+  report(ncclInvalidUsage, text);
+  return false;
+}
+
+unsigned char* Communicator::peer_address(int peer, const void* address) {
+  if (peers_[peer] == nullptr) peers_[peer] = PeerMemory::map(region_->rank(peer));
+  if (peers_[peer] != nullptr) return peers_[peer]->at(reinterpret_cast<std::uintptr_t>(address));
+  report(ncclRemoteError, format("rank %d: %s", peer, last_error().c_str()));
+  return nullptr;
+}
+
+const unsigned char* Communicator::source(int meeting, int rank, bool small) {
+  if (small) return region_->inline_data(meeting, rank);
+  return peer_address(rank, region_->contribution(meeting, rank).operation.send);
+}
+
+unsigned char* Communicator::destination(int meeting, int rank) {
+  return peer_address(rank, region_->contribution(meeting, rank).operation.receive);
+}
+
+bool Communicator::share(const Operation& operation, int meeting, bool small) {
+  if (operation.count == 0) return true;
+  return is_reduction(operation.kind) ? share_reduction(operation, meeting, small)
+                                      : share_copies(operation, meeting, small);
+}
+
+bool Communicator::share_reduction(const Operation& operation, int meeting, bool small) {
+  const std::size_t element = size_of(operation.type);
+  const bool to_all = operation.kind == Kind::all_reduce;
+  const bool scattered = operation.kind == Kind::reduce_scatter;
+  // Without a second meeting nobody may write to another's buffer: each reduces all it needs.
+  if (small && operation.kind == Kind::reduce && rank_ != operation.root) return true;
+  const Range part = small || scattered ? Range{0, operation.count}
+                                        : part_of(operation.count, element, rank_, nranks_);
+  const std::size_t offset =
+      (scattered ? operation.count * static_cast<std::size_t>(rank_) : part.begin) * element;
+
+  std::vector<const void*> sources(nranks_);
+  std::vector<unsigned char> scalars(static_cast<std::size_t>(nranks_) * element);
+  for (int r = 0; r < nranks_; ++r) {
+    const unsigned char* const from = source(meeting, r, small);
+    if (from == nullptr) return false;
+    sources[r] = from + offset;
+    std::memcpy(&scalars[r * element], region_->contribution(meeting, r).operation.scalar, element);
+  }
+  std::vector<void*> destinations;
+  if (small || scattered) {
+    destinations.push_back(operation.receive);
+  } else {
+    for (int r = to_all ? 0 : operation.root; r < (to_all ? nranks_ : operation.root + 1); ++r) {
+      unsigned char* const to = destination(meeting, r);
+      if (to == nullptr) return false;
+      destinations.push_back(to + offset);
+    }
+  }
+  reduce(operation.type, operation.op, sources.data(), nranks_, scalars.data(),
+         destinations.data(), static_cast<int>(destinations.size()), part.count);
+  return true;
+}
+
+bool Communicator::share_copies(const Operation& operation, int meeting, bool small) {
+  const std::size_t block = operation.count * size_of(operation.type);
+  auto* const receive = static_cast<unsigned char*>(operation.receive);
+  if (operation.kind == Kind::gather && !small) {
+    unsigned char* const to = destination(meeting, operation.root);
+    if (to == nullptr) return false;
+    copy_unless_same(to + block * rank_, operation.send, block);
+    return true;
+  }
+  if (operation.kind == Kind::gather && rank_ != operation.root) return true;
+  if (has_root(operation.kind) && operation.kind != Kind::gather) {
+    const unsigned char* const from = source(meeting, operation.root, small);
+    if (from == nullptr) return false;
+    copy_unless_same(receive, operation.kind == Kind::scatter ? from + block * rank_ : from, block);
+    return true;
+  }
+  // All ranks read at once: each starts with its neighbour, not all with rank 0.
+  for (int i = 0; i < nranks_; ++i) {
+    const int r = (rank_ + 1 + i) % nranks_;
+    const unsigned char* const from = source(meeting, r, small);
+    if (from == nullptr) return false;
+    copy_unless_same(receive + block * r,
+                     operation.kind == Kind::all_to_all ? from + block * rank_ : from, block);
+  }
+  return true;
+}
+
+}  // namespace emu

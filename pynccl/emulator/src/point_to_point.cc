@@ -1,0 +1,122 @@
+#include "point_to_point.h"
+
+#include <algorithm>
+
+#include "communicator.h"
+#include "error.h"
+
+namespace emu {
+
+namespace {
+
+void append(std::vector<Flow>& flows, const Operation& operation) {
+  const auto found = std::find_if(flows.begin(), flows.end(), [&](const Flow& flow) {
+    return flow.peer == operation.root;
+  });
+  Flow& flow = found != flows.end() ? *found : flows.emplace_back();
+  flow.peer = operation.root;
+  flow.operations.push_back(&operation);
+}
+
+std::size_t bytes_of(const Operation& operation) {
+  return operation.count * size_of(operation.type);
+}
+
+bool reached(std::uint32_t count, std::uint32_t target) {
+  return static_cast<std::int32_t>(count - target) >= 0;
+}
+
+}  // namespace
+
+Exchange::Exchange(const std::vector<Operation>& operations) {
+  for (const Operation& operation : operations) {
+    if (operation.kind == Kind::send) append(sends, operation);
+    if (operation.kind == Kind::receive) append(receives, operation);
+  }
+}
+
+void Communicator::post_sends(Exchange& exchange) {
+  for (Flow& flow : exchange.sends) {
+    PostQueue& queue = region_->posts(rank_, flow.peer);
+    std::uint32_t posted = queue.posted.load(std::memory_order_relaxed);
+    const std::size_t before = flow.next;
+    for (; flow.next < flow.operations.size(); ++flow.next) {
+      if (posted - queue.received.load(std::memory_order_acquire) == post_depth) break;
+      const Operation& operation = *flow.operations[flow.next];
+      queue.posts[posted % post_depth] = {reinterpret_cast<std::uintptr_t>(operation.send),
+                                          bytes_of(operation), operation.count,
+                                          static_cast<int>(operation.type)};
+      queue.posted.store(++posted, std::memory_order_release);
+    }
+    flow.expected = posted;
+    if (flow.next != before) region_->rank(flow.peer).bell.add_and_wake(1);
+  }
+}
+
+bool Communicator::take_posts(Exchange& exchange) {
+  for (Flow& flow : exchange.receives) {
+    PostQueue& queue = region_->posts(flow.peer, rank_);
+    std::uint32_t received = queue.received.load(std::memory_order_relaxed);
+    while (flow.next < flow.operations.size() &&
+           queue.posted.load(std::memory_order_acquire) != received) {
+      const Operation& operation = *flow.operations[flow.next++];
+      const Post& post = queue.posts[received % post_depth];
+      if (post.bytes != bytes_of(operation)) {
+        report(ncclInvalidUsage,
+               format("rank %d sends %llu %s to rank %d, which receives %zu %s: both sides must "
+                      "name the same size",
+                      flow.peer, static_cast<unsigned long long>(post.count),
+                      name_of(static_cast<Type>(post.type)), rank_, operation.count,
+                      name_of(operation.type)));
+        return false;
+      }
+      if (post.bytes != 0) {
+        const unsigned char* const from =
+            peer_address(flow.peer, reinterpret_cast<const void*>(post.address));
+        if (from == nullptr) return false;
+        copy(operation.receive, from, post.bytes);
+      }
+      queue.received.store(++received, std::memory_order_release);
+      region_->rank(flow.peer).bell.add_and_wake(1);
+    }
+  }
+  return true;
+}
+
+bool Communicator::exchange(Exchange& exchange) {
+  const auto sent = [&](const Flow& flow) {
+    return flow.next == flow.operations.size() &&
+           reached(region_->posts(rank_, flow.peer).received.load(std::memory_order_acquire),
+                   flow.expected);
+  };
+  const auto received = [](const Flow& flow) { return flow.next == flow.operations.size(); };
+  const auto waits_for = [&](int r) {
+    const auto open = [&](const std::vector<Flow>& flows, const auto& done) {
+      return std::any_of(flows.begin(), flows.end(),
+                         [&](const Flow& flow) { return flow.peer == r && !done(flow); });
+    };
+    return open(exchange.sends, sent) || open(exchange.receives, received);
+  };
+  const auto doing = [&] {
+    for (const Flow& flow : exchange.receives) {
+      if (!received(flow)) return describe(*flow.operations[flow.next]);
+    }
+    for (const Flow& flow : exchange.sends) {
+      if (!sent(flow)) return describe(*flow.operations.front());
+    }
+    return std::string("point-to-point operations");
+  };
+  SharedWord& bell = region_->rank(rank_).bell;
+  while (true) {
+    const std::uint32_t seen = bell.value.load(std::memory_order_seq_cst);
+    post_sends(exchange);
+    if (!take_posts(exchange)) return false;
+    if (std::all_of(exchange.sends.begin(), exchange.sends.end(), sent) &&
+        std::all_of(exchange.receives.begin(), exchange.receives.end(), received)) {
+      return true;
+    }
+    if (!wait(bell, [&] { return bell.value.load() != seen; }, waits_for, doing)) return false;
+  }
+}
+
+}  // namespace emu
