@@ -23,7 +23,7 @@ Range part_of(std::size_t count, std::size_t element, int rank, int nranks) {
   return {begin, std::min(count, begin + per_rank) - begin};
 }
 
-std::size_t largest_contribution(const Operation& operation, int nranks) {
+std::size_t largest_contribution(const Call& operation, int nranks) {
   return send_bytes(operation, has_root(operation.kind) ? operation.root : 0, nranks);
 }
 
@@ -36,14 +36,20 @@ void copy_unless_same(void* destination, const void* source, std::size_t bytes) 
 void Communicator::run(const std::vector<Operation>& operations) {
   if (cannot_go_on()) return;
   Exchange exchanged(operations);
-  // Sends are offered first: a peer may receive before it comes to a collective of the same group.
+  // What peers may wait for comes first: they need not issue the rest in the same group.
   if (!exchanged.empty()) post_sends(exchanged);
   for (const Operation& operation : operations) {
-    if (is_point_to_point(operation.kind)) continue;
-    run_collective(operation);
-    if (async_error() != ncclSuccess) return;
+    const bool gives = operation.kind == Kind::put || operation.kind == Kind::signal;
+    if (gives && !put(operation)) return;
   }
-  if (!exchanged.empty()) exchange(exchanged);
+  for (const Operation& operation : operations) {
+    if (is_collective(operation.kind)) run_collective(operation);
+    if (cannot_go_on()) return;
+  }
+  if (!exchanged.empty() && !exchange(exchanged)) return;
+  for (const Operation& operation : operations) {
+    if (operation.kind == Kind::wait_signal && !wait_for_signal(operation)) return;
+  }
 }
 
 void Communicator::run_collective(Operation operation) {
@@ -56,8 +62,10 @@ void Communicator::run_collective(Operation operation) {
   }
   const bool small = largest_contribution(operation, nranks_) <= inline_bytes;
   Contribution& contribution = region_->contribution(place, rank_);
-  contribution.operation = operation;
-  contribution.number = number;
+  contribution.call = operation;
+  contribution.send = reinterpret_cast<std::uintptr_t>(operation.send);
+  contribution.receive = reinterpret_cast<std::uintptr_t>(operation.receive);
+  std::memcpy(contribution.scalar, operation.scalar, sizeof operation.scalar);
   if (small) {
     const std::size_t bytes = send_bytes(operation, rank_, nranks_);
     if (bytes != 0) std::memcpy(region_->inline_data(place, rank_), operation.send, bytes);
@@ -85,17 +93,17 @@ void Communicator::run_collective(Operation operation) {
 }
 
 bool Communicator::same_everywhere(int meeting) {
-  const Operation& mine = region_->contribution(meeting, rank_).operation;
+  const Call& mine = region_->contribution(meeting, rank_).call;
   bool same = true;
   for (int r = 0; r < nranks_ && same; ++r) {
-    const Operation& other = region_->contribution(meeting, r).operation;
+    const Call& other = region_->contribution(meeting, r).call;
     same = other.kind == mine.kind && other.type == mine.type && other.count == mine.count &&
            other.op == mine.op && other.root == mine.root;
   }
   if (same) return true;
   std::map<std::string, std::string> ranks_doing;
   for (int r = 0; r < nranks_; ++r) {
-    std::string& ranks = ranks_doing[describe(region_->contribution(meeting, r).operation)];
+    std::string& ranks = ranks_doing[describe(region_->contribution(meeting, r).call)];
     ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
   }
   std::string text = format("the ranks differ in operation %llu:",
@@ -108,20 +116,20 @@ bool Communicator::same_everywhere(int meeting) {
   return false;
 }
 
-unsigned char* Communicator::peer_address(int peer, const void* address) {
+unsigned char* Communicator::peer_address(int peer, std::uint64_t address) {
   if (peers_[peer] == nullptr) peers_[peer] = PeerMemory::map(region_->rank(peer));
-  if (peers_[peer] != nullptr) return peers_[peer]->at(reinterpret_cast<std::uintptr_t>(address));
+  if (peers_[peer] != nullptr) return peers_[peer]->at(address);
   report(ncclRemoteError, format("rank %d: %s", peer, last_error().c_str()));
   return nullptr;
 }
 
 const unsigned char* Communicator::source(int meeting, int rank, bool small) {
   if (small) return region_->inline_data(meeting, rank);
-  return peer_address(rank, region_->contribution(meeting, rank).operation.send);
+  return peer_address(rank, region_->contribution(meeting, rank).send);
 }
 
 unsigned char* Communicator::destination(int meeting, int rank) {
-  return peer_address(rank, region_->contribution(meeting, rank).operation.receive);
+  return peer_address(rank, region_->contribution(meeting, rank).receive);
 }
 
 bool Communicator::share(const Operation& operation, int meeting, bool small) {
@@ -147,7 +155,7 @@ bool Communicator::share_reduction(const Operation& operation, int meeting, bool
     const unsigned char* const from = source(meeting, r, small);
     if (from == nullptr) return false;
     sources[r] = from + offset;
-    std::memcpy(&scalars[r * element], region_->contribution(meeting, r).operation.scalar, element);
+    std::memcpy(&scalars[r * element], region_->contribution(meeting, r).scalar, element);
   }
   std::vector<void*> destinations;
   if (small || scattered) {

@@ -1,6 +1,5 @@
 #include "communicator.h"
 
-#include <algorithm>
 #include <unordered_map>
 
 #include "device_heap.h"
@@ -10,6 +9,9 @@
 namespace emu {
 
 namespace {
+
+constexpr std::size_t persistent_bytes = 65536;
+constexpr std::size_t buffer_bytes_per_rank = 65536;
 
 struct Registry {
   std::mutex mutex;
@@ -24,11 +26,11 @@ Registry& registry() {
 
 }  // namespace
 
-Communicator::Communicator(int device, int nranks, int rank)
-    : device_(device), nranks_(nranks), rank_(rank), peers_(nranks) {}
+Communicator::Communicator(int device, const Settings& settings)
+    : device_(device), settings_(settings) {}
 
-std::shared_ptr<Communicator> Communicator::create(int device, int nranks, int rank) {
-  std::shared_ptr<Communicator> made(new Communicator(device, nranks, rank));
+std::shared_ptr<Communicator> Communicator::create(int device, const Settings& settings) {
+  std::shared_ptr<Communicator> made(new Communicator(device, settings));
   const std::lock_guard<std::mutex> lock(registry().mutex);
   registry().alive[made->handle()] = made;
   return made;
@@ -48,9 +50,15 @@ void Communicator::forget() {
   registry().alive.erase(handle());
 }
 
-ncclResult_t Communicator::join(const ncclUniqueId& id) {
+ncclResult_t Communicator::join(const ncclUniqueId& id, int nranks, int rank,
+                                const std::vector<Member>& members) {
+  nranks_ = nranks;
+  rank_ = rank;
+  expected_ = members;
+  peers_.resize(nranks);
+  signals_taken_.resize(nranks);
   ncclResult_t result;
-  region_ = Region::open(id, nranks_, &result);
+  region_ = Region::open(id, nranks, &result);
   if (region_ == nullptr) return result;
   result = claim_rank();
   if (result != ncclSuccess) return result;
@@ -60,9 +68,10 @@ ncclResult_t Communicator::join(const ncclUniqueId& id) {
   const bool all_came = wait(
       joined, complete, [&](int) { return !complete(); },
       [] { return std::string("the creation of the communicator"); });
-  if (!all_came) return fail(async_error(), "%s", error_text().c_str());
+  if (!all_came) return failure();
   region_->close_creator_fd();
-  return check_devices();
+  result = check_devices();
+  return result != ncclSuccess ? result : take_memory();
 }
 
 ncclResult_t Communicator::claim_rank() {
@@ -107,53 +116,35 @@ ncclResult_t Communicator::check_devices() {
   return ncclSuccess;
 }
 
-bool Communicator::agree() {
-  const std::uint32_t number = ++agreements_;
-  const std::uint32_t target = number * static_cast<std::uint32_t>(nranks_);
-  SharedWord& agreed = region_->header().agreed;
-  region_->rank(rank_).agreements.store(number);
-  if (agreed.add(1) == target) agreed.wake_all();
-  return wait(
-      agreed, [&] { return static_cast<std::int32_t>(agreed.value.load() - target) >= 0; },
-      [&](int r) { return region_->rank(r).agreements.load() < number; },
-      [] { return std::string("the split of the communicator"); });
+ncclResult_t Communicator::take_memory() {
+  if (persistent_ == nullptr) persistent_ = heap_of_device(device_).allocate(persistent_bytes);
+  if (buffers_ == nullptr) {
+    buffers_ = heap_of_device(device_).allocate(buffer_bytes_per_rank * nranks_);
+  }
+  if (persistent_ != nullptr && buffers_ != nullptr) return ncclSuccess;
+  return fail(ncclUnhandledCudaError, "GPU %d has no memory left for the communicator's buffers",
+              device_);
 }
 
-ncclResult_t Communicator::agree_on_split(int color, int key, ncclUniqueId* id, int* nranks,
-                                          int* rank) {
-  RankRecord& mine = region_->rank(rank_);
-  const int place = (agreements_ + 1) % 2;
-  mine.color[place] = color;
-  mine.key[place] = key;
-  if (!agree()) return fail(async_error(), "%s", error_text().c_str());
-  *nranks = 0;
-  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
-  std::vector<int> members;
-  for (int r = 0; r < nranks_; ++r) {
-    if (region_->rank(r).color[place] == color) members.push_back(r);
+void Communicator::give_back(void*& memory) {
+  if (memory != nullptr) heap_of_device(device_).release(memory);
+  memory = nullptr;
+}
+
+std::uint64_t Communicator::memory(ncclCommMemStat_t statistic) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::uint64_t buffers = buffer_bytes_per_rank * nranks_;
+  switch (statistic) {
+    case ncclStatGpuMemSuspend:
+      return buffers;
+    case ncclStatGpuMemSuspended:
+      return suspended_ ? 1 : 0;
+    case ncclStatGpuMemPersist:
+      return persistent_bytes;
+    case ncclStatGpuMemTotal:
+      return buffers + persistent_bytes;
   }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return region_->rank(a).key[place] < region_->rank(b).key[place];
-  });
-  *nranks = static_cast<int>(members.size());
-  *rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
-  RankRecord& leader = region_->rank(members.front());
-  if (members.front() == rank_) {
-    const ncclResult_t result = Region::create(&leader.letter);
-    if (result != ncclSuccess) {
-      region_->set_failure(result, last_error());
-      return result;
-    }
-    leader.letter_number.value.store(agreements_);
-    leader.letter_number.wake_all();
-  }
-  const bool came = wait(
-      leader.letter_number, [&] { return leader.letter_number.value.load() == agreements_; },
-      [&](int r) { return r == members.front() && leader.letter_number.value.load() != agreements_; },
-      [] { return std::string("the split of the communicator"); });
-  if (!came) return fail(async_error(), "%s", error_text().c_str());
-  *id = leader.letter;
-  return ncclSuccess;
+  return 0;
 }
 
 ncclResult_t Communicator::ready() {
@@ -164,7 +155,14 @@ ncclResult_t Communicator::ready() {
                 "ncclCommGetAsyncError says success");
   }
   if (state != ncclSuccess) return fail(state, "%s", error_text().c_str());
-  if (finalized_) return fail(ncclInvalidUsage, "the communicator was finalized: no more operations");
+  if (revoked_) {
+    return fail(ncclInvalidUsage,
+                "the communicator was revoked: only split, shrink, abort and destroy are left");
+  }
+  if (suspended_) return fail(ncclInvalidUsage, "the communicator is suspended: resume it first");
+  if (finalized_) {
+    return fail(ncclInvalidUsage, "the communicator was finalized: no more operations");
+  }
   return ncclSuccess;
 }
 
@@ -182,22 +180,36 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
   return ncclSuccess;
 }
 
-ncclResult_t Communicator::finalize() {
+void Communicator::wait_for_work() {
   Mark last;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (finalized_) return fail(ncclInvalidUsage, "the communicator was finalized already");
-    finalized_ = true;
     last = last_work_;
   }
   if (last.stream != nullptr) last.wait();
+}
+
+ncclResult_t Communicator::finalize() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (revoked_) {
+      return fail(ncclInvalidUsage,
+                  "the communicator was revoked, which leaves nothing to finalize: destroy it");
+    }
+    if (finalized_) return fail(ncclInvalidUsage, "the communicator was finalized already");
+    finalized_ = true;
+  }
+  wait_for_work();
   if (region_ != nullptr) region_->rank(rank_).state.store(RankState::finalized);
-  return async_error() == ncclInProgress ? ncclSuccess : async_error();
+  const ncclResult_t state = async_error();
+  return state == ncclSuccess || state == ncclInProgress ? ncclSuccess : failure();
 }
 
 ncclResult_t Communicator::leave() {
-  if (!finalized_) finalize();
+  wait_for_work();
   if (region_ != nullptr) region_->rank(rank_).state.store(RankState::destroyed);
+  give_back(buffers_);
+  give_back(persistent_);
   return ncclSuccess;
 }
 
@@ -207,12 +219,44 @@ void Communicator::abort() {
     region_->rank(rank_).state.store(RankState::aborted);
     region_->wake_everyone();
   }
-  Mark last;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    last = last_work_;
-  }
-  if (last.stream != nullptr) last.wait();
+  wait_for_work();
+  give_back(buffers_);
+  give_back(persistent_);
+}
+
+ncclResult_t Communicator::revoke() {
+  if (region_ == nullptr) return fail(ncclInvalidUsage, "the communicator has no ranks yet");
+  revoked_.store(true);
+  region_->rank(rank_).state.store(RankState::revoked);
+  region_->wake_everyone();
+  return quiesce();
+}
+
+ncclResult_t Communicator::quiesce() {
+  wait_for_work();
+  // What stopped the work has been dealt with; the state tells of what comes.
+  const std::lock_guard<std::mutex> lock(error_mutex_);
+  async_error_.store(ncclSuccess);
+  error_text_.clear();
+  return ncclSuccess;
+}
+
+ncclResult_t Communicator::suspend() {
+  ncclResult_t result = ready();
+  if (result != ncclSuccess) return result;
+  wait_for_work();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  suspended_ = true;
+  give_back(buffers_);
+  return ncclSuccess;
+}
+
+ncclResult_t Communicator::resume() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!suspended_) return fail(ncclInvalidUsage, "the communicator is not suspended");
+  const ncclResult_t result = take_memory();
+  if (result == ncclSuccess) suspended_ = false;
+  return result;
 }
 
 void Communicator::set_async_error(ncclResult_t code, const std::string& text) {
@@ -226,61 +270,6 @@ void Communicator::set_async_error(ncclResult_t code, const std::string& text) {
 std::string Communicator::error_text() {
   const std::lock_guard<std::mutex> lock(error_mutex_);
   return error_text_;
-}
-
-bool Communicator::cannot_go_on() {
-  if (region_->failed()) {
-    RegionHeader& header = region_->header();
-    set_async_error(static_cast<ncclResult_t>(header.failure_code.load()), header.failure_text);
-    return true;
-  }
-  if (!aborted_.load()) return false;
-  set_async_error(ncclInvalidUsage, "the communicator was aborted by this rank");
-  return true;
-}
-
-void Communicator::report(ncclResult_t code, const std::string& text) {
-  const std::string full = format("communicator %s: %s", region_->name().c_str(), text.c_str());
-  region_->set_failure(code, full);
-  // The first failure is the cause; a later one may be its consequence.
-  if (!cannot_go_on()) set_async_error(code, full);
-}
-
-void Communicator::look_for_lost_ranks(const Missing& missing, const Doing& doing) {
-  for (int r = 0; r < nranks_; ++r) {
-    if (!missing(r)) continue;
-    const RankRecord& record = region_->rank(r);
-    const RegionHeader& header = region_->header();
-    std::string what;
-    switch (record.state.load(std::memory_order_acquire)) {
-      case RankState::absent:
-      case RankState::joining:
-        if (!process_alive(header.creator_pid, header.creator_start)) {
-          what = format("process %d, which made the unique id, ended before all ranks came",
-                        header.creator_pid);
-        }
-        break;
-      case RankState::joined:
-        if (!process_alive(record.pid, record.process_start)) {
-          what = format("rank %d (process %d) has ended or died", r, record.pid);
-        }
-        break;
-      case RankState::finalized:
-        what = format("rank %d (process %d) has finalized the communicator", r, record.pid);
-        break;
-      case RankState::destroyed:
-        what = format("rank %d (process %d) has destroyed the communicator", r, record.pid);
-        break;
-      case RankState::aborted:
-        what = format("rank %d (process %d) has aborted the communicator", r, record.pid);
-        break;
-    }
-    // What it did last may have been what was waited for.
-    if (what.empty() || !missing(r)) continue;
-    report(ncclRemoteError,
-           format("%s while rank %d waits for it in %s", what.c_str(), rank_, doing().c_str()));
-    return;
-  }
 }
 
 }  // namespace emu

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,8 @@
 
 namespace emu {
 
+struct Exchange;
+
 // A user-defined reduction: its handle is ncclNumOps plus its place in the list.
 struct CustomOp {
   bool alive;
@@ -24,29 +27,47 @@ struct CustomOp {
   const void* scalar_on_device;
 };
 
-struct Exchange;
+// What a caller may set of a communicator, of those settings that the emulator heeds.
+struct Settings {
+  bool blocking = true;
+  int contexts = 1;  // numRmaCtx
+  int signals = 1;   // numRmaSig
+};
+
+// Memory that every rank has registered, and where each rank's part lies.
+struct Window {
+  void* user_pointer;
+  std::size_t bytes;
+  std::vector<std::uint64_t> addresses;
+  std::vector<std::uint64_t> sizes;
+};
+
+// A process that is to join a communicator.
+struct Member {
+  int pid;
+  std::uint64_t start;
+};
 
 // One rank of a communicator.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // Made and registered; has no peers until join() succeeds.
-  static std::shared_ptr<Communicator> create(int device, int nranks, int rank);
+  // Registered, but without peers until join() succeeds.
+  static std::shared_ptr<Communicator> create(int device, const Settings& settings);
   // The live communicator of the handle. Null with last_error() for any other value.
   static std::shared_ptr<Communicator> find(ncclComm_t handle);
   ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
   // After this find() knows the handle no more.
   void forget();
 
-  // Meets the other ranks. Blocks until all have come.
-  ncclResult_t join(const ncclUniqueId& id);
-  // Takes part in the agreement of a split: which communicator to join, or none (nranks 0).
-  ncclResult_t agree_on_split(int color, int key, ncclUniqueId* id, int* nranks, int* rank);
+  // Meets the other ranks; blocks until all have come. `members`, where known, are the processes
+  // expected, by rank.
+  ncclResult_t join(const ncclUniqueId& id, int nranks, int rank,
+                    const std::vector<Member>& members = {});
 
   int rank() const { return rank_; }
   int nranks() const { return nranks_; }
   int device() const { return device_; }
-  bool blocking() const { return blocking_; }
-  void set_blocking(bool blocking) { blocking_ = blocking; }
+  const Settings& settings() const { return settings_; }
 
   // Success where operations may be given to the communicator.
   ncclResult_t ready();
@@ -57,6 +78,24 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t finalize();
   ncclResult_t leave();  // what destroy does: waits for the work, lets the peers know
   void abort();
+  ncclResult_t revoke();
+  ncclResult_t suspend();
+  ncclResult_t resume();
+  std::uint64_t memory(ncclCommMemStat_t statistic);
+
+  // Agreements among ranks, made by the calling threads: each blocks until the others have come.
+  // Which communicator this rank shall join; none where `child.nranks` is 0.
+  struct Child {
+    ncclUniqueId id;
+    int nranks = 0;
+    int rank = 0;
+    std::vector<Member> members;
+  };
+  ncclResult_t split(int color, int key, Child* child);
+  ncclResult_t shrink(const std::set<int>& excluded, bool abort_work, Child* child);
+  ncclResult_t make_growth_id(ncclUniqueId* id);
+  ncclResult_t grow(int nranks, const ncclUniqueId* id, Child* child);
+  ncclResult_t register_window(void* pointer, std::size_t bytes, std::shared_ptr<Window>* window);
 
   ncclResult_t async_error() const { return async_error_.load(std::memory_order_acquire); }
   void set_async_error(ncclResult_t code, const std::string& text);
@@ -65,13 +104,21 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::mutex& mutex() { return mutex_; }
   std::vector<CustomOp>& custom_ops() { return custom_ops_; }
+  std::set<void*>& registrations() { return registrations_; }
+  std::set<std::shared_ptr<Window>>& windows() { return windows_; }
 
  private:
-  Communicator(int device, int nranks, int rank);
+  Communicator(int device, const Settings& settings);
 
   ncclResult_t claim_rank();
   ncclResult_t check_devices();
-  bool agree();
+  ncclResult_t take_memory();
+  void give_back(void*& memory);
+  void wait_for_work();
+  ncclResult_t quiesce();
+
+  ncclResult_t agree(const Statement& statement);
+  ncclResult_t hand_out(const std::vector<int>& members, std::uint32_t number, Child* child);
 
   // Runs on a stream; one at a time, in the order of launch().
   void run(const std::vector<Operation>& operations);
@@ -84,34 +131,48 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // rank's memory cannot be mapped any more.
   const unsigned char* source(int meeting, int rank, bool small);
   unsigned char* destination(int meeting, int rank);
-  unsigned char* peer_address(int peer, const void* address);
+  unsigned char* peer_address(int peer, std::uint64_t address);
 
   bool exchange(Exchange& exchange);
   void post_sends(Exchange& exchange);
   bool take_posts(Exchange& exchange);
+  bool put(const Operation& operation);
+  bool wait_for_signal(const Operation& operation);
 
   using Missing = std::function<bool(int rank)>;
   using Doing = std::function<std::string()>;
-  // Waits until `ready`, sleeping on `word`. False where the communicator failed or was aborted.
-  // `missing` tells whether a rank is waited for: its death or departure is a failure of all,
-  // reported with what this rank was `doing`.
+  // Waits until `ready`, sleeping on `word`. False where the communicator failed, was aborted or
+  // revoked. `missing` tells whether a rank is waited for: its death or departure is a failure of
+  // all, reported with what this rank was `doing`.
   template <class Ready, class IsMissing, class Describe>
-  bool wait(SharedWord& word, const Ready& ready, const IsMissing& missing, const Describe& doing);
+  bool wait(SharedWord& word, const Ready& ready, const IsMissing& missing, const Describe& doing,
+            bool despite_failure = false);
   bool cannot_go_on();
-  void look_for_lost_ranks(const Missing& missing, const Doing& doing);
+  // Whether one was lost. The communicator has failed then, and last_error() tells.
+  bool look_for_lost_ranks(const Missing& missing, const Doing& doing);
+  std::string why_lost(int rank);
   void report(ncclResult_t code, const std::string& text);
+  ncclResult_t failure();
 
   const int device_;
-  const int nranks_;
-  const int rank_;
-  bool blocking_ = true;
+  const Settings settings_;
+  int nranks_ = 0;
+  int rank_ = 0;
   std::shared_ptr<Region> region_;
+  std::vector<Member> expected_;
   std::mutex mutex_;  // launch, and what it reads
   Mark last_work_;
   bool finalized_ = false;
+  bool suspended_ = false;
   std::vector<CustomOp> custom_ops_;
+  std::set<void*> registrations_;
+  std::set<std::shared_ptr<Window>> windows_;
+  // What a real communicator keeps on its GPU: a part that suspend gives back, a part it does not.
+  void* buffers_ = nullptr;
+  void* persistent_ = nullptr;
 
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> revoked_{false};
   std::atomic<ncclResult_t> async_error_{ncclSuccess};
   std::mutex error_mutex_;
   std::string error_text_;
@@ -120,12 +181,18 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t collectives_ = 0;
   std::array<std::uint32_t, 2> finished_target_{};
   std::vector<std::shared_ptr<PeerMemory>> peers_;
-  std::uint32_t agreements_ = 0;  // of the host's calls
+  std::vector<std::array<std::uint32_t, signal_places>> signals_taken_;
+
+  // Of the agreements alone.
+  std::uint32_t agreements_ = 0;
+  std::uint32_t shrinks_ = 0;
+  std::uint32_t growths_ = 0;
+  bool growth_id_open_ = false;
 };
 
 template <class Ready, class IsMissing, class Describe>
 bool Communicator::wait(SharedWord& word, const Ready& ready, const IsMissing& missing,
-                        const Describe& doing) {
+                        const Describe& doing, bool despite_failure) {
   for (int spins = spins_for(nranks_); spins > 0; --spins) {
     if (ready()) return true;
     pause();
@@ -135,10 +202,10 @@ bool Communicator::wait(SharedWord& word, const Ready& ready, const IsMissing& m
   for (int naps = 1;; ++naps) {
     const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
     if (ready()) return true;
-    if (cannot_go_on()) return false;
+    if (!despite_failure && cannot_go_on()) return false;
     word.sleep(seen, nap);
     if (ready()) return true;
-    if (naps % naps_between_looks == 0) look_for_lost_ranks(missing, doing);
+    if (naps % naps_between_looks == 0 && look_for_lost_ranks(missing, doing)) return false;
   }
 }
 

@@ -1,10 +1,12 @@
 #include "group.h"
 
 #include <algorithm>
-#include <string>
 #include <thread>
 
+#include "device_scope.h"
 #include "error.h"
+
+extern "C" int cuEventRecord(cudaEvent_t event, cudaStream_t stream);
 
 namespace emu {
 
@@ -14,14 +16,8 @@ struct Pending {
   std::shared_ptr<Communicator> communicator;
   Operation operation;
   std::shared_ptr<Stream> stream;
-};
-
-struct Job {
-  std::shared_ptr<Communicator> communicator;
-  std::function<ncclResult_t()> work;
-  std::function<void()> undo;
-  ncclResult_t result = ncclSuccess;
-  std::string error;
+  cudaStream_t handle;
+  cudaEvent_t launched;
 };
 
 struct Group {
@@ -35,17 +31,16 @@ struct Group {
 thread_local Group current;
 
 void run(Job& job) {
-  set_current_device(job.communicator->device());
+  const DeviceScope scope(job.device);
   job.result = job.work();
-  if (job.result == ncclSuccess) {
-    job.communicator->set_progress(ncclSuccess);
-    return;
-  }
-  job.error = last_error();
-  if (job.communicator->blocking()) {
-    job.undo();
-  } else {
-    job.communicator->set_async_error(job.result, job.error);
+  if (job.result != ncclSuccess) job.error = last_error();
+  if (job.result != ncclSuccess && job.blocking) job.undo();
+  for (const auto& communicator : job.concerned) {
+    if (job.result == ncclSuccess) {
+      communicator->set_progress(ncclSuccess);
+    } else if (!job.blocking) {
+      communicator->set_async_error(job.result, job.error);
+    }
   }
 }
 
@@ -53,58 +48,76 @@ ncclResult_t run_jobs(std::vector<Job> jobs) {
   std::vector<std::thread> threads;
   bool in_progress = false;
   for (Job& job : jobs) {
-    if (!job.communicator->blocking()) {
-      job.communicator->set_progress(ncclInProgress);
+    if (!job.blocking) {
+      for (const auto& communicator : job.concerned) communicator->set_progress(ncclInProgress);
       in_progress = true;
       std::thread([job]() mutable { run(job); }).detach();
     } else if (jobs.size() > 1) {
       threads.emplace_back([&job] { run(job); });
     } else {
-      const int device = current_device();
       run(job);
-      set_current_device(device);
     }
   }
   for (std::thread& thread : threads) thread.join();
   for (const Job& job : jobs) {
-    if (job.result == ncclSuccess) continue;
+    if (job.result == ncclSuccess || !job.blocking) continue;
     set_last_error(job.error);
     return job.result;
   }
   return in_progress ? ncclInProgress : ncclSuccess;
 }
 
+void record_launch(const Pending& pending) {
+  if (pending.launched == nullptr) return;
+  const DeviceScope scope(pending.communicator->device());
+  cuEventRecord(pending.launched, pending.handle);
+}
+
 ncclResult_t launch(std::vector<Pending> pending) {
   while (!pending.empty()) {
     const std::shared_ptr<Communicator> communicator = pending.front().communicator;
+    const auto others = std::stable_partition(
+        pending.begin(), pending.end(),
+        [&](const Pending& one) { return one.communicator == communicator; });
     std::vector<Operation> operations;
     std::vector<std::shared_ptr<Stream>> streams;
-    std::vector<Pending> others;
-    for (Pending& one : pending) {
-      if (one.communicator != communicator) {
-        others.push_back(std::move(one));
-        continue;
-      }
-      operations.push_back(one.operation);
-      if (std::find(streams.begin(), streams.end(), one.stream) == streams.end()) {
-        streams.push_back(one.stream);
+    for (auto one = pending.begin(); one != others; ++one) {
+      operations.push_back(one->operation);
+      if (std::find(streams.begin(), streams.end(), one->stream) == streams.end()) {
+        streams.push_back(one->stream);
       }
     }
     const ncclResult_t result = communicator->launch(std::move(operations), streams);
     if (result != ncclSuccess) return result;
-    pending = std::move(others);
+    std::for_each(pending.begin(), others, record_launch);
+    pending.erase(pending.begin(), others);
   }
   return ncclSuccess;
+}
+
+// The group that ends here; of depth 1 where an inner one ended.
+ncclResult_t take_group(Group* ended) {
+  if (current.depth == 0) {
+    return fail(ncclInvalidUsage, "the end of a group without a start before it");
+  }
+  if (--current.depth > 0) {
+    ended->depth = 1;
+    return ncclSuccess;
+  }
+  *ended = std::move(current);
+  current = Group();
+  if (ended->error == ncclSuccess) return ncclSuccess;
+  for (Job& job : ended->jobs) job.undo();
+  return fail(ended->error, "the group was not launched since a call in it failed: %s",
+              ended->error_text.c_str());
 }
 
 }  // namespace
 
 void group_start() { ++current.depth; }
 
-bool in_group() { return current.depth > 0; }
-
 ncclResult_t note(ncclResult_t result) {
-  if (result != ncclSuccess && result != ncclInProgress && in_group() &&
+  if (result != ncclSuccess && result != ncclInProgress && current.depth > 0 &&
       current.error == ncclSuccess) {
     current.error = result;
     current.error_text = last_error();
@@ -113,35 +126,48 @@ ncclResult_t note(ncclResult_t result) {
 }
 
 ncclResult_t group_end() {
-  if (current.depth == 0) {
-    return fail(ncclInvalidUsage, "ncclGroupEnd without an ncclGroupStart before it");
-  }
-  if (--current.depth > 0) return ncclSuccess;
-  Group ended = std::move(current);
-  current = Group();
-  if (ended.error != ncclSuccess) {
-    for (Job& job : ended.jobs) job.undo();
-    return fail(ended.error, "the group was not launched since a call in it failed: %s",
-                ended.error_text.c_str());
-  }
-  ncclResult_t result = ncclSuccess;
+  Group ended;
+  ncclResult_t result = take_group(&ended);
+  if (result != ncclSuccess || ended.depth > 0) return result;
   if (!ended.jobs.empty()) result = run_jobs(std::move(ended.jobs));
   if (result != ncclSuccess && result != ncclInProgress) return result;
   const ncclResult_t launched = launch(std::move(ended.operations));
   return launched != ncclSuccess ? launched : result;
 }
 
-ncclResult_t submit(const std::shared_ptr<Communicator>& communicator, const Operation& operation,
-                    std::shared_ptr<Stream> stream) {
-  if (!in_group()) return communicator->launch({operation}, {std::move(stream)});
-  current.operations.push_back({communicator, operation, std::move(stream)});
+ncclResult_t group_simulate_end(float* microseconds) {
+  // As a mid-size server would take: a fixed cost, and the bytes at a link's speed.
+  constexpr float start_cost = 10.0F;
+  constexpr float bytes_per_microsecond = 200e3F;
+  Group ended;
+  const ncclResult_t result = take_group(&ended);
+  if (result != ncclSuccess || ended.depth > 0) return result;
+  for (Job& job : ended.jobs) job.undo();
+  *microseconds = ended.operations.empty() ? 0.0F : start_cost;
+  for (const Pending& one : ended.operations) {
+    const int nranks = one.communicator->nranks();
+    const auto bytes = std::max(send_bytes(one.operation, one.communicator->rank(), nranks),
+                                receive_bytes(one.operation, one.communicator->rank(), nranks));
+    *microseconds += static_cast<float>(bytes) / bytes_per_microsecond;
+  }
   return ncclSuccess;
 }
 
-ncclResult_t submit(const std::shared_ptr<Communicator>& communicator,
-                    std::function<ncclResult_t()> work, std::function<void()> undo) {
-  Job job{communicator, std::move(work), std::move(undo), ncclSuccess, {}};
-  if (in_group()) {
+ncclResult_t submit(const std::shared_ptr<Communicator>& communicator, Operation operation,
+                    std::shared_ptr<Stream> stream, cudaStream_t handle, cudaEvent_t launched) {
+  Pending pending{communicator, std::move(operation), std::move(stream), handle, launched};
+  if (current.depth > 0) {
+    current.operations.push_back(std::move(pending));
+    return ncclSuccess;
+  }
+  const ncclResult_t result =
+      communicator->launch({std::move(pending.operation)}, {std::move(pending.stream)});
+  if (result == ncclSuccess) record_launch(pending);
+  return result;
+}
+
+ncclResult_t submit(Job job) {
+  if (current.depth > 0) {
     current.jobs.push_back(std::move(job));
     return ncclSuccess;
   }

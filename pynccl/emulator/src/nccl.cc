@@ -1,34 +1,21 @@
-// NCCL's functions over the emulator's communicators: arguments are checked here, nothing else.
+// NCCL's operations and groups: arguments are checked here, nothing else.
 
 #include <cstring>
 
 #include "buffers.h"
 #include "communicator.h"
+#include "config.h"
 #include "device_heap.h"
+#include "device_scope.h"
 #include "error.h"
+#include "exported.h"
 #include "group.h"
-
-#define NCCL_FUNCTION extern "C" __attribute__((visibility("default")))
 
 using namespace emu;
 
 namespace {
 
-// Makes the communicator's GPU current while a call resolves that GPU's default stream.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device) : before_(current_device()) {
-    if (before_ != device) set_current_device(device);
-    changed_ = before_ != device;
-  }
-  ~DeviceScope() {
-    if (changed_ && before_ >= 0) set_current_device(before_);
-  }
-
- private:
-  int before_;
-  bool changed_;
-};
+constexpr int types_known = NCCL_VERSION_CODE >= 22403 ? ncclNumTypes : ncclFloat8e4m3;
 
 ncclResult_t read_op(const Communicator& communicator, const std::vector<CustomOp>& custom,
                      ncclRedOp_t op, Operation* operation) {
@@ -52,33 +39,16 @@ ncclResult_t read_op(const Communicator& communicator, const std::vector<CustomO
   return ncclSuccess;
 }
 
-ncclResult_t issue(Kind kind, const void* send, void* receive, size_t count, ncclDataType_t type,
-                   ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
-  if (communicator == nullptr) return ncclInvalidArgument;
-  ncclResult_t result = communicator->ready();
-  if (result != ncclSuccess) return result;
-  if (type < 0 || type >= ncclNumTypes) {
-    return fail(ncclInvalidArgument, "%d is no data type", static_cast<int>(type));
+// Checks what all operations have in common and gives the operation to its communicator.
+ncclResult_t issue(const std::shared_ptr<Communicator>& communicator, Operation operation,
+                   cudaStream_t stream, cudaEvent_t launched = nullptr) {
+  if (operation.root < 0 || operation.root >= communicator->nranks()) {
+    return fail(ncclInvalidArgument,
+                "%s %d of the %s is out of range: the communicator has %d ranks",
+                names_peer(operation.kind) ? "peer" : "root", operation.root,
+                name_of(operation.kind), communicator->nranks());
   }
-  if (root < 0 || root >= communicator->nranks()) {
-    return fail(ncclInvalidArgument, "%s %d of the %s is out of range: the communicator has %d ranks",
-                is_point_to_point(kind) ? "peer" : "root", root, name_of(kind),
-                communicator->nranks());
-  }
-  Operation operation{};
-  operation.kind = kind;
-  operation.type = static_cast<Type>(type);
-  operation.root = root;
-  operation.count = count;
-  operation.send = send;
-  operation.receive = receive;
-  if (is_reduction(kind)) {
-    const std::lock_guard<std::mutex> lock(communicator->mutex());
-    result = read_op(*communicator, communicator->custom_ops(), op, &operation);
-    if (result != ncclSuccess) return result;
-  }
-  result = check_buffers(operation, *communicator);
+  const ncclResult_t result = check_buffers(operation, *communicator);
   if (result != ncclSuccess) return result;
   const DeviceScope scope(communicator->device());
   std::shared_ptr<Stream> queue = find_stream(stream);
@@ -89,53 +59,122 @@ ncclResult_t issue(Kind kind, const void* send, void* receive, size_t count, ncc
     return fail(ncclInvalidUsage, "the stream is of GPU %d, the communicator (rank %d) of GPU %d",
                 queue->device(), communicator->rank(), communicator->device());
   }
-  return submit(communicator, operation, std::move(queue));
+  return submit(communicator, std::move(operation), std::move(queue), stream, launched);
 }
 
-ncclResult_t read_config(const ncclConfig_t* config, bool* blocking) {
-  *blocking = true;
-  if (config == nullptr) return ncclSuccess;
-  if (config->magic != NCCL_API_MAGIC) {
-    return fail(ncclInvalidArgument, "the ncclConfig_t was not initialised (magic %x)",
-                config->magic);
+// The communicator of a call, ready for operations, and the call's data type.
+ncclResult_t begin(ncclComm_t comm, ncclDataType_t type,
+                   std::shared_ptr<Communicator>* communicator) {
+  *communicator = Communicator::find(comm);
+  if (*communicator == nullptr) return ncclInvalidArgument;
+  if (type < 0 || type >= types_known) {
+    return fail(ncclInvalidArgument, "%d is no data type of this NCCL", static_cast<int>(type));
   }
-  if (config->blocking != NCCL_CONFIG_UNDEF_INT && config->blocking != 0 && config->blocking != 1) {
-    return fail(ncclInvalidArgument, "config.blocking is %d, not 0 or 1", config->blocking);
+  return (*communicator)->ready();
+}
+
+struct Arguments {
+  const void* send;
+  void* receive;
+  size_t count;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  int root;
+};
+
+ncclResult_t issue(Kind kind, const Arguments& arguments, ncclComm_t comm, cudaStream_t stream,
+                   const ncclCollConfig_t* config = nullptr) {
+  std::shared_ptr<Communicator> communicator;
+  ncclResult_t result = begin(comm, arguments.type, &communicator);
+  if (result == ncclSuccess) result = check_config(config);
+  if (result != ncclSuccess) return result;
+  Operation operation{};
+  operation.kind = kind;
+  operation.type = static_cast<Type>(arguments.type);
+  operation.root = arguments.root;
+  operation.count = arguments.count;
+  operation.send = arguments.send;
+  operation.receive = arguments.receive;
+  if (is_reduction(kind)) {
+    const std::lock_guard<std::mutex> lock(communicator->mutex());
+    result = read_op(*communicator, communicator->custom_ops(), arguments.op, &operation);
+    if (result != ncclSuccess) return result;
   }
-  *blocking = config->blocking != 0;
+  const bool has_event =
+      config != nullptr && NCCL_VERSION_CODE >= 23203 && config->size >= sizeof(ncclCollConfig_t);
+  return issue(communicator, std::move(operation), stream,
+               has_event ? config->launchCompletionEvent : nullptr);
+}
+
+// Which of a rank's signals is meant.
+ncclResult_t read_signal(const Communicator& communicator, int signal, int context, int* place) {
+  const Settings& settings = communicator.settings();
+  if (signal < 0 || signal >= settings.signals || context < 0 || context >= settings.contexts) {
+    return fail(ncclInvalidArgument,
+                "signal %d of context %d: the communicator has %d signals in each of %d contexts "
+                "(numRmaSig and numRmaCtx of its config)",
+                signal, context, settings.signals, settings.contexts);
+  }
+  *place = context * most_signals + signal;
   return ncclSuccess;
 }
 
-ncclResult_t join_as(const std::shared_ptr<Communicator>& communicator, const ncclUniqueId& id,
-                     ncclComm_t* comm) {
-  *comm = communicator->handle();
-  return submit(
-      communicator, [communicator, id] { return communicator->join(id); },
-      [communicator, comm] {
-        communicator->forget();
-        *comm = nullptr;
-      });
+ncclResult_t find_target(Communicator& communicator, ncclWindow_t win, Operation* operation) {
+  const std::lock_guard<std::mutex> lock(communicator.mutex());
+  for (const std::shared_ptr<Window>& window : communicator.windows()) {
+    if (window.get() == reinterpret_cast<Window*>(win)) operation->window = window;
+  }
+  if (operation->window == nullptr) {
+    return fail(ncclInvalidArgument, "%p is no window of this communicator",
+                static_cast<void*>(win));
+  }
+  const size_t bytes = operation->count * size_of(operation->type);
+  const size_t room = operation->window->sizes[operation->root];
+  if (operation->offset <= room && bytes <= room - operation->offset) return ncclSuccess;
+  return fail(ncclInvalidArgument,
+              "a put of %zu bytes at offset %zu runs past the %zu bytes of rank %d's window", bytes,
+              operation->offset, room, operation->root);
 }
 
-ncclResult_t init_rank(ncclComm_t* comm, int nranks, const ncclUniqueId& id, int rank,
-                       const ncclConfig_t* config) {
-  if (comm == nullptr) return fail(ncclInvalidArgument, "comm is null");
-  *comm = nullptr;
-  if (nranks < 1 || rank < 0 || rank >= nranks) {
-    return fail(ncclInvalidArgument, "rank %d of %d: rank must be from 0 to nranks - 1", rank,
-                nranks);
-  }
-  bool blocking;
-  const ncclResult_t result = read_config(config, &blocking);
+ncclResult_t give_signal(Kind kind, Operation operation, ncclWindow_t win, int signal, int context,
+                         unsigned int flags, ncclComm_t comm, cudaStream_t stream) {
+  std::shared_ptr<Communicator> communicator;
+  ncclResult_t result = begin(comm, static_cast<ncclDataType_t>(operation.type), &communicator);
   if (result != ncclSuccess) return result;
-  const int device = current_device();
-  if (device < 0) {
-    return fail(ncclUnhandledCudaError,
-                "no GPU is current to this thread: set one before creating a communicator");
+  operation.kind = kind;
+  if (flags != 0) return fail(ncclInvalidArgument, "flags must be 0, not %#x", flags);
+  result = read_signal(*communicator, signal, context, &operation.signal_place);
+  const bool in_range = operation.root >= 0 && operation.root < communicator->nranks();
+  if (result == ncclSuccess && kind == Kind::put && in_range) {
+    result = find_target(*communicator, win, &operation);
   }
-  const std::shared_ptr<Communicator> made = Communicator::create(device, nranks, rank);
-  made->set_blocking(blocking);
-  return join_as(made, id, comm);
+  if (result != ncclSuccess) return result;
+  return issue(communicator, std::move(operation), stream);
+}
+
+ncclResult_t wait_signal(int count, const ncclWaitSignalDesc_t* wanted, ncclComm_t comm,
+                         cudaStream_t stream) {
+  std::shared_ptr<Communicator> communicator;
+  ncclResult_t result = begin(comm, ncclInt8, &communicator);
+  if (result != ncclSuccess) return result;
+  if (count < 1 || wanted == nullptr) {
+    return fail(ncclInvalidArgument, "there must be at least one signal to wait for");
+  }
+  group_start();
+  for (int i = 0; i < count; ++i) {
+    Operation operation{};
+    operation.kind = Kind::wait_signal;
+    operation.root = wanted[i].peer;
+    operation.signal_count = wanted[i].opCnt;
+    result = wanted[i].opCnt < 0
+                 ? fail(ncclInvalidArgument, "opCnt %d must not be negative", wanted[i].opCnt)
+                 : read_signal(*communicator, wanted[i].sigIdx, wanted[i].ctx,
+                               &operation.signal_place);
+    if (result == ncclSuccess) result = issue(communicator, operation, stream);
+    if (note(result) != ncclSuccess) break;
+  }
+  const ncclResult_t ended = group_end();
+  return result != ncclSuccess ? result : ended;
 }
 
 }  // namespace
@@ -144,11 +183,6 @@ NCCL_FUNCTION ncclResult_t ncclGetVersion(int* version) {
   if (version == nullptr) return fail(ncclInvalidArgument, "version is null");
   *version = NCCL_VERSION_CODE;
   return ncclSuccess;
-}
-
-NCCL_FUNCTION ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  if (id == nullptr) return fail(ncclInvalidArgument, "uniqueId is null");
-  return Region::create(id);
 }
 
 NCCL_FUNCTION const char* ncclGetErrorString(ncclResult_t result) {
@@ -175,128 +209,6 @@ NCCL_FUNCTION const char* ncclGetLastError(ncclComm_t comm) {
   return text.c_str();
 }
 
-NCCL_FUNCTION ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id,
-                                            int rank) {
-  return note(init_rank(comm, nranks, id, rank, nullptr));
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id,
-                                                  int rank, ncclConfig_t* config) {
-  return note(init_rank(comm, nranks, id, rank, config));
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommInitAll(ncclComm_t* comms, int ndev, const int* devlist) {
-  if (comms == nullptr || ndev < 1) {
-    return fail(ncclInvalidArgument, "%d devices: there must be at least one", ndev);
-  }
-  ncclUniqueId id;
-  ncclResult_t result = Region::create(&id);
-  if (result != ncclSuccess) return result;
-  for (int i = 0; i < ndev; ++i) {
-    const int device = devlist == nullptr ? i : devlist[i];
-    if (device < 0 || device >= device_count()) {
-      return fail(ncclInvalidArgument, "device %d does not exist: there are %d", device,
-                  device_count());
-    }
-  }
-  const int before = current_device();
-  group_start();
-  for (int i = 0; i < ndev; ++i) {
-    set_current_device(devlist == nullptr ? i : devlist[i]);
-    note(init_rank(&comms[i], ndev, id, i, nullptr));
-  }
-  result = group_end();
-  if (before >= 0) set_current_device(before);
-  return result;
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
-                                         ncclConfig_t* config) {
-  const std::shared_ptr<Communicator> parent = Communicator::find(comm);
-  if (parent == nullptr) return note(ncclInvalidArgument);
-  ncclResult_t result = parent->ready();
-  if (result != ncclSuccess) return note(result);
-  if (newcomm == nullptr || (color < 0 && color != NCCL_SPLIT_NOCOLOR)) {
-    return note(fail(ncclInvalidArgument,
-                     "color %d: must be 0 or more, or NCCL_SPLIT_NOCOLOR (-1) for no communicator",
-                     color));
-  }
-  bool blocking;
-  result = read_config(config, &blocking);
-  if (result != ncclSuccess) return note(result);
-  if (config == nullptr) blocking = parent->blocking();
-  *newcomm = nullptr;
-  return note(submit(
-      parent,
-      [parent, color, key, newcomm, blocking]() -> ncclResult_t {
-        ncclUniqueId id;
-        int nranks;
-        int rank;
-        ncclResult_t agreed = parent->agree_on_split(color, key, &id, &nranks, &rank);
-        if (agreed != ncclSuccess || nranks == 0) return agreed;
-        const auto child = Communicator::create(parent->device(), nranks, rank);
-        child->set_blocking(blocking);
-        agreed = child->join(id);
-        if (agreed != ncclSuccess) {
-          child->forget();
-          return agreed;
-        }
-        *newcomm = child->handle();
-        return ncclSuccess;
-      },
-      [] {}));
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
-  return communicator == nullptr ? ncclInvalidArgument : communicator->finalize();
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  if (comm == nullptr) return ncclSuccess;
-  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
-  if (communicator == nullptr) return ncclInvalidArgument;
-  communicator->forget();
-  return communicator->leave();
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommAbort(ncclComm_t comm) {
-  if (comm == nullptr) return ncclSuccess;
-  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
-  if (communicator == nullptr) return ncclInvalidArgument;
-  communicator->abort();
-  communicator->forget();
-  return ncclSuccess;
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
-  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
-  if (communicator == nullptr || error == nullptr) return ncclInvalidArgument;
-  *error = communicator->async_error();
-  return ncclSuccess;
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
-  if (communicator == nullptr || count == nullptr) return ncclInvalidArgument;
-  *count = communicator->nranks();
-  return ncclSuccess;
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
-  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
-  if (communicator == nullptr || device == nullptr) return ncclInvalidArgument;
-  *device = communicator->device();
-  return ncclSuccess;
-}
-
-NCCL_FUNCTION ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
-  if (communicator == nullptr || rank == nullptr) return ncclInvalidArgument;
-  *rank = communicator->rank();
-  return ncclSuccess;
-}
-
 NCCL_FUNCTION ncclResult_t ncclGroupStart() {
   group_start();
   return ncclSuccess;
@@ -304,67 +216,175 @@ NCCL_FUNCTION ncclResult_t ncclGroupStart() {
 
 NCCL_FUNCTION ncclResult_t ncclGroupEnd() { return group_end(); }
 
+NCCL_FUNCTION ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* info) {
+  constexpr unsigned int magic = 0x74685283;
+  float microseconds = 0;
+  if (info != nullptr && info->magic != magic) {
+    return note(fail(ncclInvalidArgument, "the ncclSimInfo_t was not initialised: its magic is %#x",
+                     info->magic));
+  }
+  const ncclResult_t result = group_simulate_end(&microseconds);
+  if (result == ncclSuccess && info != nullptr) info->estimatedTime = microseconds;
+  return result;
+}
+
+NCCL_FUNCTION ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {
+  if (config == nullptr || config->magic != NCCL_API_MAGIC) {
+    return fail(ncclInvalidArgument, "the ncclEncryptionConfig_t is null or was not initialised");
+  }
+  if (config->mode != 0 && config->mode != 1) {
+    return fail(ncclInvalidArgument, "encryption mode %d is neither none (0) nor a shared key (1)",
+                config->mode);
+  }
+  if (config->mode == 1 && config->psk == nullptr) {
+    return fail(ncclInvalidArgument, "encryption by a shared key needs the key: psk is null");
+  }
+  return ncclSuccess;  // nothing of the emulator's travels over a network
+}
+
+NCCL_FUNCTION void ncclResetDebugInit() {}
+
 NCCL_FUNCTION ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count,
                                          ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                          cudaStream_t stream) {
-  return note(issue(Kind::all_reduce, send, receive, count, type, op, 0, comm, stream));
+  return note(issue(Kind::all_reduce, {send, receive, count, type, op, 0}, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclAllReduceConfig(const void* send, void* receive, size_t count,
+                                               ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                                               cudaStream_t stream,
+                                               const ncclCollConfig_t* config) {
+  return note(issue(Kind::all_reduce, {send, receive, count, type, op, 0}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count,
                                          ncclDataType_t type, int root, ncclComm_t comm,
                                          cudaStream_t stream) {
-  return note(issue(Kind::broadcast, send, receive, count, type, ncclSum, root, comm, stream));
+  return note(issue(Kind::broadcast, {send, receive, count, type, ncclSum, root}, comm, stream));
 }
 
-NCCL_FUNCTION ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root,
-                                     ncclComm_t comm, cudaStream_t stream) {
-  return note(issue(Kind::broadcast, buffer, buffer, count, type, ncclSum, root, comm, stream));
+NCCL_FUNCTION ncclResult_t ncclBroadcastConfig(const void* send, void* receive, size_t count,
+                                               ncclDataType_t type, int root, ncclComm_t comm,
+                                               cudaStream_t stream,
+                                               const ncclCollConfig_t* config) {
+  return note(issue(Kind::broadcast, {send, receive, count, type, ncclSum, root}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclReduce(const void* send, void* receive, size_t count,
                                       ncclDataType_t type, ncclRedOp_t op, int root,
                                       ncclComm_t comm, cudaStream_t stream) {
-  return note(issue(Kind::reduce, send, receive, count, type, op, root, comm, stream));
+  return note(issue(Kind::reduce, {send, receive, count, type, op, root}, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclReduceConfig(const void* send, void* receive, size_t count,
+                                            ncclDataType_t type, ncclRedOp_t op, int root,
+                                            ncclComm_t comm, cudaStream_t stream,
+                                            const ncclCollConfig_t* config) {
+  return note(issue(Kind::reduce, {send, receive, count, type, op, root}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclAllGather(const void* send, void* receive, size_t count,
                                          ncclDataType_t type, ncclComm_t comm,
                                          cudaStream_t stream) {
-  return note(issue(Kind::all_gather, send, receive, count, type, ncclSum, 0, comm, stream));
+  return note(issue(Kind::all_gather, {send, receive, count, type, ncclSum, 0}, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclAllGatherConfig(const void* send, void* receive, size_t count,
+                                               ncclDataType_t type, ncclComm_t comm,
+                                               cudaStream_t stream,
+                                               const ncclCollConfig_t* config) {
+  return note(issue(Kind::all_gather, {send, receive, count, type, ncclSum, 0}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count,
                                              ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                              cudaStream_t stream) {
-  return note(issue(Kind::reduce_scatter, send, receive, count, type, op, 0, comm, stream));
+  return note(issue(Kind::reduce_scatter, {send, receive, count, type, op, 0}, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclReduceScatterConfig(const void* send, void* receive, size_t count,
+                                                   ncclDataType_t type, ncclRedOp_t op,
+                                                   ncclComm_t comm, cudaStream_t stream,
+                                                   const ncclCollConfig_t* config) {
+  return note(issue(Kind::reduce_scatter, {send, receive, count, type, op, 0}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count,
-                                        ncclDataType_t type, ncclComm_t comm,
-                                        cudaStream_t stream) {
-  return note(issue(Kind::all_to_all, send, receive, count, type, ncclSum, 0, comm, stream));
+                                        ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+  return note(issue(Kind::all_to_all, {send, receive, count, type, ncclSum, 0}, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclAlltoAllConfig(const void* send, void* receive, size_t count,
+                                              ncclDataType_t type, ncclComm_t comm,
+                                              cudaStream_t stream, const ncclCollConfig_t* config) {
+  return note(issue(Kind::all_to_all, {send, receive, count, type, ncclSum, 0}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclGather(const void* send, void* receive, size_t count,
                                       ncclDataType_t type, int root, ncclComm_t comm,
                                       cudaStream_t stream) {
-  return note(issue(Kind::gather, send, receive, count, type, ncclSum, root, comm, stream));
+  return note(issue(Kind::gather, {send, receive, count, type, ncclSum, root}, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclGatherConfig(const void* send, void* receive, size_t count,
+                                            ncclDataType_t type, int root, ncclComm_t comm,
+                                            cudaStream_t stream, const ncclCollConfig_t* config) {
+  return note(issue(Kind::gather, {send, receive, count, type, ncclSum, root}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclScatter(const void* send, void* receive, size_t count,
                                        ncclDataType_t type, int root, ncclComm_t comm,
                                        cudaStream_t stream) {
-  return note(issue(Kind::scatter, send, receive, count, type, ncclSum, root, comm, stream));
+  return note(issue(Kind::scatter, {send, receive, count, type, ncclSum, root}, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclScatterConfig(const void* send, void* receive, size_t count,
+                                             ncclDataType_t type, int root, ncclComm_t comm,
+                                             cudaStream_t stream, const ncclCollConfig_t* config) {
+  return note(issue(Kind::scatter, {send, receive, count, type, ncclSum, root}, comm, stream, config));
+}
+
+NCCL_FUNCTION ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root,
+                                     ncclComm_t comm, cudaStream_t stream) {
+  return note(
+      issue(Kind::broadcast, {buffer, buffer, count, type, ncclSum, root}, comm, stream));
 }
 
 NCCL_FUNCTION ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer,
                                     ncclComm_t comm, cudaStream_t stream) {
-  return note(issue(Kind::send, send, nullptr, count, type, ncclSum, peer, comm, stream));
+  return note(issue(Kind::send, {send, nullptr, count, type, ncclSum, peer}, comm, stream));
 }
 
 NCCL_FUNCTION ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer,
                                     ncclComm_t comm, cudaStream_t stream) {
-  return note(issue(Kind::receive, nullptr, receive, count, type, ncclSum, peer, comm, stream));
+  return note(issue(Kind::receive, {nullptr, receive, count, type, ncclSum, peer}, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclPutSignal(const void* local, size_t count, ncclDataType_t type,
+                                         int peer, ncclWindow_t win, size_t offset, int signal,
+                                         int context, unsigned int flags, ncclComm_t comm,
+                                         cudaStream_t stream) {
+  Operation operation{};
+  operation.type = static_cast<Type>(type);
+  operation.count = count;
+  operation.root = peer;
+  operation.send = local;
+  operation.offset = offset;
+  return note(
+      give_signal(Kind::put, operation, win, signal, context, flags, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclSignal(int peer, int signal, int context, unsigned int flags,
+                                      ncclComm_t comm, cudaStream_t stream) {
+  Operation operation{};
+  operation.root = peer;
+  return note(
+      give_signal(Kind::signal, operation, nullptr, signal, context, flags, comm, stream));
+}
+
+NCCL_FUNCTION ncclResult_t ncclWaitSignal(int count, ncclWaitSignalDesc_t* wanted, ncclComm_t comm,
+                                          cudaStream_t stream) {
+  return note(wait_signal(count, wanted, comm, stream));
 }
 
 NCCL_FUNCTION ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar,
@@ -373,7 +393,7 @@ NCCL_FUNCTION ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scala
                                                     ncclComm_t comm) {
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
-  if (op == nullptr || scalar == nullptr || type < 0 || type >= ncclNumTypes) {
+  if (op == nullptr || scalar == nullptr || type < 0 || type >= types_known) {
     return fail(ncclInvalidArgument, "op and scalar must not be null, and %d be a data type",
                 static_cast<int>(type));
   }

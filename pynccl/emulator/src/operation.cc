@@ -7,7 +7,8 @@ namespace emu {
 const char* name_of(Kind kind) {
   static const char* const names[] = {"all-reduce",     "broadcast",  "reduce", "all-gather",
                                       "reduce-scatter", "all-to-all", "gather", "scatter",
-                                      "send",           "receive"};
+                                      "send",           "receive",    "put",    "signal",
+                                      "wait for a signal"};
   return names[static_cast<int>(kind)];
 }
 
@@ -27,51 +28,63 @@ bool is_reduction(Kind kind) {
   return kind == Kind::all_reduce || kind == Kind::reduce || kind == Kind::reduce_scatter;
 }
 
-bool is_point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
+bool is_collective(Kind kind) { return kind < Kind::send; }
+
+bool names_peer(Kind kind) { return kind >= Kind::send; }
 
 bool has_root(Kind kind) {
   return kind == Kind::broadcast || kind == Kind::reduce || kind == Kind::gather ||
          kind == Kind::scatter;
 }
 
-std::string describe(const Operation& operation) {
+std::string describe(const Call& call) {
+  if (call.kind == Kind::signal) return format("signal to rank %d", call.root);
+  if (call.kind == Kind::wait_signal) {
+    return format("wait for %d signals of rank %d", call.signal_count, call.root);
+  }
   std::string text =
-      format("%s of %zu %s", name_of(operation.kind), operation.count, name_of(operation.type));
-  if (is_reduction(operation.kind)) text += format(", %s", name_of(operation.op));
-  if (has_root(operation.kind)) text += format(", root %d", operation.root);
-  if (operation.kind == Kind::send) text += format(" to rank %d", operation.root);
-  if (operation.kind == Kind::receive) text += format(" from rank %d", operation.root);
+      format("%s of %zu %s", name_of(call.kind), call.count, name_of(call.type));
+  if (is_reduction(call.kind)) text += format(", %s", name_of(call.op));
+  if (has_root(call.kind)) text += format(", root %d", call.root);
+  const bool outgoing = call.kind == Kind::send || call.kind == Kind::put;
+  if (outgoing) text += format(" to rank %d", call.root);
+  if (call.kind == Kind::receive) text += format(" from rank %d", call.root);
   return text;
 }
 
-std::size_t send_bytes(const Operation& operation, int rank, int nranks) {
-  const std::size_t block = operation.count * size_of(operation.type);
-  switch (operation.kind) {
+std::size_t send_bytes(const Call& call, int rank, int nranks) {
+  const std::size_t block = call.count * size_of(call.type);
+  switch (call.kind) {
     case Kind::reduce_scatter:
     case Kind::all_to_all:
       return block * nranks;
     case Kind::scatter:
-      return rank == operation.root ? block * nranks : 0;
+      return rank == call.root ? block * nranks : 0;
     case Kind::broadcast:
-      return rank == operation.root ? block : 0;
+      return rank == call.root ? block : 0;
     case Kind::receive:
+    case Kind::signal:
+    case Kind::wait_signal:
       return 0;
     default:
       return block;
   }
 }
 
-std::size_t receive_bytes(const Operation& operation, int rank, int nranks) {
-  const std::size_t block = operation.count * size_of(operation.type);
-  switch (operation.kind) {
+std::size_t receive_bytes(const Call& call, int rank, int nranks) {
+  const std::size_t block = call.count * size_of(call.type);
+  switch (call.kind) {
     case Kind::all_gather:
     case Kind::all_to_all:
       return block * nranks;
     case Kind::gather:
-      return rank == operation.root ? block * nranks : 0;
+      return rank == call.root ? block * nranks : 0;
     case Kind::reduce:
-      return rank == operation.root ? block : 0;
+      return rank == call.root ? block : 0;
     case Kind::send:
+    case Kind::put:
+    case Kind::signal:
+    case Kind::wait_signal:
       return 0;
     default:
       return block;

@@ -71,8 +71,7 @@ bool Communicator::take_posts(Exchange& exchange) {
         return false;
       }
       if (post.bytes != 0) {
-        const unsigned char* const from =
-            peer_address(flow.peer, reinterpret_cast<const void*>(post.address));
+        const unsigned char* const from = peer_address(flow.peer, post.address);
         if (from == nullptr) return false;
         copy(operation.receive, from, post.bytes);
       }

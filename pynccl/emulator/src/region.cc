@@ -66,7 +66,7 @@ std::uint64_t host_identity() {
 std::size_t round_up(std::size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 struct Layout {
-  std::size_t ranks, contributions, inline_data, posts, total;
+  std::size_t ranks, contributions, inline_data, posts, signals, total;
 };
 
 Layout layout_for(int nranks) {
@@ -76,7 +76,8 @@ Layout layout_for(int nranks) {
   at.contributions = at.ranks + round_up(n * sizeof(RankRecord));
   at.inline_data = at.contributions + round_up(2 * n * sizeof(Contribution));
   at.posts = at.inline_data + round_up(2 * n * inline_bytes);
-  at.total = at.posts + round_up(n * n * sizeof(PostQueue));
+  at.signals = at.posts + round_up(n * n * sizeof(PostQueue));
+  at.total = at.signals + round_up(n * n * sizeof(SignalCounts));
   return at;
 }
 
@@ -178,6 +179,7 @@ std::shared_ptr<Region> Region::open(const ncclUniqueId& id, int nranks, ncclRes
   region->contributions_ = reinterpret_cast<Contribution*>(region->base_ + layout.contributions);
   region->inline_data_ = region->base_ + layout.inline_data;
   region->posts_ = reinterpret_cast<PostQueue*>(region->base_ + layout.posts);
+  region->signals_ = reinterpret_cast<SignalCounts*>(region->base_ + layout.signals);
   if (region->header().nonce != content.nonce) {
     *result = fail(ncclInvalidUsage,
                    "the unique id has already served a communicator; each needs a new one");
@@ -212,6 +214,10 @@ PostQueue& Region::posts(int source, int destination) {
   return posts_[static_cast<std::size_t>(source) * nranks_ + destination];
 }
 
+SignalCounts& Region::signals(int source, int destination) {
+  return signals_[static_cast<std::size_t>(source) * nranks_ + destination];
+}
+
 std::string Region::name() const {
   const auto& header = *reinterpret_cast<const RegionHeader*>(base_);
   return format("%04x", static_cast<unsigned>(header.nonce & 0xffff));
@@ -231,6 +237,7 @@ void Region::wake_everyone() {
   RegionHeader& head = header();
   head.joined.wake_all();
   head.agreed.wake_all();
+  head.growths.wake_all();
   for (Meeting& meeting : head.meetings) {
     meeting.arrived.wake_all();
     meeting.finished.wake_all();

@@ -16,10 +16,30 @@ namespace emu {
 // Zero bytes are a valid initial state of everything in it.
 
 constexpr int post_depth = 8;
+// One-sided signals between two ranks: contexts times signal indices.
+constexpr int most_contexts = 8;
+constexpr int most_signals = 8;
+constexpr int signal_places = most_contexts * most_signals;
 // Contributions up to this size travel in the region itself: one meeting of the ranks instead of two.
 constexpr std::size_t inline_bytes = 8192;
 
-enum class RankState : std::uint32_t { absent, joining, joined, finalized, destroyed, aborted };
+enum class RankState : std::uint32_t {
+  absent,
+  joining,
+  joined,
+  revoked,
+  finalized,
+  destroyed,
+  aborted
+};
+
+// What a rank says in an agreement: of a split, or of the registration of a window.
+struct Statement {
+  int color;
+  int key;
+  std::uint64_t address;
+  std::uint64_t bytes;
+};
 
 struct alignas(64) RankRecord {
   std::atomic<RankState> state;
@@ -34,11 +54,10 @@ struct alignas(64) RankRecord {
   std::atomic<std::uint64_t> meetings;
   // Rung when a send is posted for this rank, or one of its own was received.
   SharedWord bell;
-  // Agreements (splits) that this rank has come to. What it says in one stays until all have come
-  // to the next, hence two places.
+  // Agreements that this rank has come to. What it says in one stays until all have come to the
+  // next, hence two places.
   std::atomic<std::uint32_t> agreements;
-  int color[2];
-  int key[2];
+  Statement statements[2];
   // The unique id of a new communicator for others of this one, and in which agreement it was given.
   SharedWord letter_number;
   ncclUniqueId letter;
@@ -46,8 +65,10 @@ struct alignas(64) RankRecord {
 
 // One rank's part of a collective operation, as the others see it.
 struct Contribution {
-  std::uint64_t number;
-  Operation operation;
+  Call call;
+  std::uint64_t send;
+  std::uint64_t receive;
+  unsigned char scalar[largest_element];
 };
 
 // Where the ranks meet for a collective. Two are used in turn: a rank comes to one only when all
@@ -64,6 +85,11 @@ struct Post {
   int type;
 };
 
+// Signals that one rank has sent another, by context and index.
+struct alignas(64) SignalCounts {
+  std::atomic<std::uint32_t> sent[signal_places];
+};
+
 // Sends from one rank to another, in order.
 struct alignas(64) PostQueue {
   std::atomic<std::uint32_t> posted;
@@ -78,8 +104,11 @@ struct RegionHeader {
   std::atomic<int> nranks;
   SharedWord joined;
   alignas(64) Meeting meetings[2];
-  // Of host-side agreements (split): arrivals so far.
+  // Arrivals at agreements.
   alignas(64) SharedWord agreed;
+  // The id of the last growth and its number.
+  SharedWord growths;
+  ncclUniqueId growth_id;
   alignas(64) std::atomic<std::uint32_t> failure;  // 0 none, 1 being written, 2 written
   std::atomic<int> failure_code;
   char failure_text[4096];
@@ -99,6 +128,7 @@ class Region {
   Contribution& contribution(int meeting, int rank);
   unsigned char* inline_data(int meeting, int rank);
   PostQueue& posts(int source, int destination);
+  SignalCounts& signals(int source, int destination);
   int nranks() const { return nranks_; }
   // Short name of the communicator in messages.
   std::string name() const;
@@ -119,6 +149,7 @@ class Region {
   Contribution* contributions_ = nullptr;
   unsigned char* inline_data_ = nullptr;
   PostQueue* posts_ = nullptr;
+  SignalCounts* signals_ = nullptr;
 };
 
 }  // namespace emu

@@ -1,0 +1,152 @@
+// What ranks settle between them outside of streams: new communicators, registered windows.
+
+#include <algorithm>
+
+#include "communicator.h"
+#include "device_heap.h"
+#include "error.h"
+
+namespace emu {
+
+namespace {
+
+// Letters of shrinks are numbered apart from those of agreements, to which not all ranks come.
+constexpr std::uint32_t shrink_letter = 0x80000000;
+
+}  // namespace
+
+ncclResult_t Communicator::agree(const Statement& statement) {
+  const std::uint32_t number = ++agreements_;
+  const std::uint32_t target = number * static_cast<std::uint32_t>(nranks_);
+  SharedWord& agreed = region_->header().agreed;
+  RankRecord& mine = region_->rank(rank_);
+  mine.statements[number % 2] = statement;
+  mine.agreements.store(number);
+  if (agreed.add(1) == target) agreed.wake_all();
+  const bool all_came = wait(
+      agreed, [&] { return static_cast<std::int32_t>(agreed.value.load() - target) >= 0; },
+      [&](int r) { return region_->rank(r).agreements.load() < number; },
+      [] { return std::string("an agreement of all ranks (split, registration of a window)"); },
+      revoked_);
+  return all_came ? ncclSuccess : failure();
+}
+
+ncclResult_t Communicator::split(int color, int key, Child* child) {
+  const ncclResult_t result = agree({color, key, 0, 0});
+  if (result != ncclSuccess || color == NCCL_SPLIT_NOCOLOR) return result;
+  const auto said = [&](int r) -> const Statement& {
+    return region_->rank(r).statements[agreements_ % 2];
+  };
+  std::vector<int> members;
+  for (int r = 0; r < nranks_; ++r) {
+    if (said(r).color == color) members.push_back(r);
+  }
+  std::stable_sort(members.begin(), members.end(),
+                   [&](int a, int b) { return said(a).key < said(b).key; });
+  return hand_out(members, agreements_, child);
+}
+
+// The first of the members makes the id of their communicator and leaves it for the others.
+ncclResult_t Communicator::hand_out(const std::vector<int>& members, std::uint32_t number,
+                                    Child* child) {
+  child->nranks = static_cast<int>(members.size());
+  child->rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
+  for (const int r : members) {
+    child->members.push_back({region_->rank(r).pid, region_->rank(r).process_start});
+  }
+  const int first = members.front();
+  RankRecord& leader = region_->rank(first);
+  SharedWord& word = leader.letter_number;
+  if (first == rank_) {
+    const ncclResult_t result = Region::create(&leader.letter);
+    if (result != ncclSuccess) {
+      region_->set_failure(result, last_error());
+      return result;
+    }
+    word.value.store(number);
+    word.wake_all();
+  }
+  const auto given = [&] { return word.value.load() == number; };
+  const bool came = wait(
+      word, given, [&](int r) { return r == first && !given(); },
+      [] { return std::string("the creation of a communicator from this one"); },
+      revoked_ || (number & shrink_letter) != 0);
+  if (!came) return (number & shrink_letter) != 0 ? ncclRemoteError : failure();
+  child->id = leader.letter;
+  return ncclSuccess;
+}
+
+ncclResult_t Communicator::shrink(const std::set<int>& excluded, bool abort_work, Child* child) {
+  if (abort_work) {
+    aborted_.store(true);
+    region_->wake_everyone();
+    quiesce();
+  } else {
+    const ncclResult_t state = async_error();
+    if (state != ncclSuccess) {
+      return fail(state, "%s; shrink it with NCCL_SHRINK_ABORT, or revoke it first",
+                  error_text().c_str());
+    }
+    wait_for_work();
+  }
+  std::vector<int> members;
+  for (int r = 0; r < nranks_; ++r) {
+    if (excluded.count(r) == 0) members.push_back(r);
+  }
+  return hand_out(members, shrink_letter | ++shrinks_, child);
+}
+
+ncclResult_t Communicator::make_growth_id(ncclUniqueId* id) {
+  if (growth_id_open_) {
+    return fail(ncclInvalidUsage, "the last unique id of this communicator was not used yet");
+  }
+  const ncclResult_t result = Region::create(id);
+  growth_id_open_ = result == ncclSuccess;
+  return result;
+}
+
+ncclResult_t Communicator::grow(int nranks, const ncclUniqueId* id, Child* child) {
+  wait_for_work();
+  RegionHeader& header = region_->header();
+  const std::uint32_t number = ++growths_;
+  if (id != nullptr) {
+    header.growth_id = *id;
+    header.growths.value.store(number);
+    header.growths.wake_all();
+  }
+  const auto given = [&] { return header.growths.value.load() == number; };
+  const bool came = wait(
+      header.growths, given, [&](int) { return !given(); },
+      [] { return std::string("the unique id of a growth"); });
+  if (!came) return failure();
+  growth_id_open_ = false;
+  child->id = header.growth_id;
+  child->nranks = nranks;
+  child->rank = rank_;
+  for (int r = 0; r < nranks_; ++r) {
+    child->members.push_back({region_->rank(r).pid, region_->rank(r).process_start});
+  }
+  child->members.resize(nranks, {0, 0});
+  return ncclSuccess;
+}
+
+ncclResult_t Communicator::register_window(void* pointer, std::size_t bytes,
+                                           std::shared_ptr<Window>* window) {
+  const ncclResult_t result =
+      agree({0, 0, reinterpret_cast<std::uintptr_t>(pointer), bytes});
+  if (result != ncclSuccess) return result;
+  auto made = std::make_shared<Window>();
+  made->user_pointer = pointer;
+  made->bytes = bytes;
+  for (int r = 0; r < nranks_; ++r) {
+    const Statement& said = region_->rank(r).statements[agreements_ % 2];
+    made->addresses.push_back(said.address);
+    made->sizes.push_back(said.bytes);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  windows_.insert(made);
+  *window = std::move(made);
+  return ncclSuccess;
+}
+
+}  // namespace emu

@@ -1,0 +1,3 @@
+#pragma once
+
+#define NCCL_FUNCTION extern "C" __attribute__((visibility("default")))

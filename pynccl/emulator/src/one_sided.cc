@@ -1,0 +1,35 @@
+#include "communicator.h"
+#include "error.h"
+
+namespace emu {
+
+bool Communicator::put(const Operation& operation) {
+  const int peer = operation.root;
+  const std::size_t bytes = operation.count * size_of(operation.type);
+  if (operation.kind == Kind::put && bytes != 0) {
+    unsigned char* const to =
+        peer_address(peer, operation.window->addresses[peer] + operation.offset);
+    if (to == nullptr) return false;
+    copy(to, operation.send, bytes);
+  }
+  // The signal is seen only after the data that precede it.
+  region_->signals(rank_, peer).sent[operation.signal_place].fetch_add(1);
+  region_->rank(peer).bell.add_and_wake(1);
+  return true;
+}
+
+bool Communicator::wait_for_signal(const Operation& operation) {
+  const int peer = operation.root;
+  std::atomic<std::uint32_t>& sent = region_->signals(peer, rank_).sent[operation.signal_place];
+  std::uint32_t& taken = signals_taken_[peer][operation.signal_place];
+  const auto enough = [&] {
+    return sent.load() - taken >= static_cast<std::uint32_t>(operation.signal_count);
+  };
+  const bool came = wait(
+      region_->rank(rank_).bell, enough, [&](int r) { return r == peer && !enough(); },
+      [&] { return describe(operation); });
+  if (came) taken += static_cast<std::uint32_t>(operation.signal_count);
+  return came;
+}
+
+}  // namespace emu

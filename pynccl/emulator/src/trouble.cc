@@ -1,0 +1,82 @@
+// How a communicator fails: ranks that were lost, and how all come to know.
+
+#include "communicator.h"
+#include "error.h"
+#include "process.h"
+
+namespace emu {
+
+bool Communicator::cannot_go_on() {
+  if (revoked_.load()) return true;
+  if (region_->failed()) {
+    RegionHeader& header = region_->header();
+    set_async_error(static_cast<ncclResult_t>(header.failure_code.load()), header.failure_text);
+    return true;
+  }
+  if (!aborted_.load()) return false;
+  set_async_error(ncclInvalidUsage, "the communicator was aborted by this rank");
+  return true;
+}
+
+void Communicator::report(ncclResult_t code, const std::string& text) {
+  const std::string full = format("communicator %s: %s", region_->name().c_str(), text.c_str());
+  region_->set_failure(code, full);
+  // The first failure is the cause; a later one may be its consequence.
+  if (!cannot_go_on()) set_async_error(code, full);
+}
+
+ncclResult_t Communicator::failure() {
+  const ncclResult_t code = async_error();
+  if (code != ncclSuccess && code != ncclInProgress) return fail(code, "%s", error_text().c_str());
+  return fail(ncclInvalidUsage, "the communicator was revoked or aborted meanwhile");
+}
+
+bool Communicator::look_for_lost_ranks(const Missing& missing, const Doing& doing) {
+  for (int r = 0; r < nranks_; ++r) {
+    if (!missing(r)) continue;
+    const std::string why = why_lost(r);
+    // What it did last may have been what was waited for.
+    if (why.empty() || !missing(r)) continue;
+    const std::string text =
+        format("%s while rank %d waits for it in %s", why.c_str(), rank_, doing().c_str());
+    report(ncclRemoteError, text);
+    fail(ncclRemoteError, "%s", text.c_str());
+    return true;
+  }
+  return false;
+}
+
+// Why nothing more can come from the rank; empty where something may.
+std::string Communicator::why_lost(int rank) {
+  const RankRecord& record = region_->rank(rank);
+  const RegionHeader& header = region_->header();
+  const auto says = [&](const char* what) {
+    return format("rank %d (process %d) has %s", rank, record.pid, what);
+  };
+  switch (record.state.load(std::memory_order_acquire)) {
+    case RankState::absent:
+    case RankState::joining: {
+      const bool known = !expected_.empty();
+      const Member came =
+          known ? expected_[rank] : Member{header.creator_pid, header.creator_start};
+      if (came.pid == 0 || process_alive(came.pid, came.start)) return {};
+      return known ? format("rank %d (process %d) has ended or died", rank, came.pid)
+                   : format("process %d, which made the unique id, has ended before all ranks came",
+                            came.pid);
+    }
+    case RankState::joined:
+      if (process_alive(record.pid, record.process_start)) return {};
+      return says("ended or died");
+    case RankState::revoked:
+      return says("revoked the communicator");
+    case RankState::finalized:
+      return says("finalized the communicator");
+    case RankState::destroyed:
+      return says("destroyed the communicator");
+    case RankState::aborted:
+      return says("aborted the communicator");
+  }
+  return {};
+}
+
+}  // namespace emu
