@@ -1,8 +1,14 @@
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "device.h"
 
@@ -20,21 +26,109 @@ struct EMU_API Mark {
   void wait() const;
 };
 
+enum class StreamKind { legacy, blocking, nonblocking };
+
 // A queue of work that one thread runs in order. The legacy default stream keeps CUDA's ordering
 // rules with the other streams of its device; enqueue() and wait_for() apply them by themselves.
+//
+// Whoever holds the executor's role runs the work: the stream's own thread, started when work first
+// has to wait for one, or a thread that waits for the stream and would idle otherwise. No lock is
+// held while work runs.
 class EMU_API Stream : public std::enable_shared_from_this<Stream> {
  public:
-  int device() const;
+  int device() const { return device_; }
   // Appends work and returns at once. The work must not throw.
   Mark enqueue(std::function<void()> work);
   // Work enqueued from now on starts only when `mark` is reached.
   void wait_for(const Mark& mark);
   // After the work enqueued so far.
   Mark tail();
+
+  static std::shared_ptr<Stream> create(int device, StreamKind kind, int priority);
+  static std::shared_ptr<Stream> legacy(int device);
+  // The calling thread's own default stream, closed when the thread ends.
+  static std::shared_ptr<Stream> per_thread(int device);
+
+  // The ends of all streams of the device that have work to do.
+  static std::vector<Mark> pending(int device);
+
+  StreamKind kind() const { return kind_; }
+  int priority() const { return priority_; }
+  std::uint64_t id() const { return id_; }
+
+  // As enqueue(), but runs the work in this call where nothing has to come before it: for work that
+  // takes less time than waking a thread, or whose end the caller waits for anyway.
+  Mark perform(const std::function<void()>& work);
+  // The same where that can be, else nothing at all.
+  bool try_now(const std::function<void()>& work, Mark* mark);
+  // Whether all work enqueued so far, and all that it comes after, has run.
+  bool idle() const;
+  // No more work comes. What is queued still runs; then the thread ends.
+  void close();
+
+ private:
+  friend struct Mark;
+
+  struct Item {
+    std::function<void()> work;
+    std::vector<Mark> after;
+  };
+
+  Stream(int device, StreamKind kind, int priority);
+
+  std::vector<Mark> implicitly_after() const;
+  bool has_run(std::uint64_t position) const { return completed_.load() >= position; }
+  Mark push(Item item);
+  void wait_until(std::uint64_t position);
+
+  // With the lock held.
+  void run(std::unique_lock<std::mutex>& lock, std::uint64_t until);
+  bool find_blocked(std::unique_lock<std::mutex>& lock);
+  void finish_item(std::unique_lock<std::mutex>& lock);
+  void wake_an_executor(std::unique_lock<std::mutex>& lock);
+  bool can_run() const { return !executing_ && !blocked_ && !queue_.empty(); }
+
+  bool subscribe(std::uint64_t position, const std::shared_ptr<Stream>& waiting);
+  void unblock();
+  void work_loop();
+
+  const int device_;
+  const StreamKind kind_;
+  const int priority_;
+  const std::uint64_t id_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable worker_bell_;
+  std::condition_variable waiters_bell_;
+  std::deque<Item> queue_;
+  std::atomic<std::uint64_t> enqueued_{0};
+  std::atomic<std::uint64_t> completed_{0};
+  bool executing_ = false;  // some thread holds the executor's role
+  bool blocked_ = false;    // the first item waits for blocker_
+  Mark blocker_;
+  bool worker_alive_ = false;
+  bool closed_ = false;
+  int waiters_ = 0;
+  // Streams whose first item waits for a position of this one.
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<Stream>>> subscribers_;
 };
 
 // Resolves a driver handle, also 0/1 (legacy) and 2 (per-thread) for the calling thread's device.
 // Null for a handle that is no live stream.
 EMU_API std::shared_ptr<Stream> find_stream(CUstream_st* handle);
+
+CUstream_st* register_stream(const std::shared_ptr<Stream>& stream);
+// The stream that the handle named until now; null where it named none.
+std::shared_ptr<Stream> unregister_stream(CUstream_st* handle);
+
+// While alive, the handle 0 means the per-thread default stream to the calling thread.
+class PerThreadDefault {
+ public:
+  PerThreadDefault();
+  ~PerThreadDefault();
+
+ private:
+  const bool before_;
+};
 
 }  // namespace emu

@@ -1,0 +1,375 @@
+#include "stream.h"
+
+#include <algorithm>
+#include <system_error>
+#include <thread>
+#include <unordered_map>
+
+namespace emu {
+
+namespace {
+
+constexpr std::uint64_t everything = ~std::uint64_t{0};
+// A few microseconds: longer than a small piece of work, shorter than a time slice that another
+// thread could use.
+constexpr int spins = 100;
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+struct DeviceStreams {
+  std::mutex mutex;
+  std::shared_ptr<Stream> legacy;
+  std::atomic<Stream*> legacy_made{nullptr};
+  std::vector<std::weak_ptr<Stream>> others;
+};
+
+// Never destroyed: threads may still run work while the process ends.
+DeviceStreams& streams_of(int device) {
+  static DeviceStreams* const all = new DeviceStreams[std::max(device_count(), 1)];
+  return all[device];
+}
+
+struct Handles {
+  std::mutex mutex;
+  std::unordered_map<CUstream_st*, std::shared_ptr<Stream>> live;
+};
+
+Handles& handles() {
+  static Handles* const all = new Handles;
+  return *all;
+}
+
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> last{2};  // 1 and 2 are the default streams' handles
+  return ++last;
+}
+
+struct OwnStreams {
+  std::unordered_map<int, std::shared_ptr<Stream>> of_device;
+  ~OwnStreams() {
+    if (in_forked_child()) return;
+    for (auto& [device, stream] : of_device) stream->close();
+  }
+};
+
+thread_local OwnStreams own_streams;
+thread_local bool per_thread_default = false;
+
+// The other streams of the device that are not done, the legacy default stream left out.
+std::vector<std::shared_ptr<Stream>> live_streams(int device) {
+  DeviceStreams& streams = streams_of(device);
+  std::vector<std::shared_ptr<Stream>> live;
+  const std::lock_guard<std::mutex> lock(streams.mutex);
+  auto& others = streams.others;
+  for (std::size_t i = 0; i < others.size();) {
+    if (std::shared_ptr<Stream> stream = others[i].lock()) {
+      live.push_back(std::move(stream));
+      ++i;
+    } else {
+      others[i] = others.back();
+      others.pop_back();
+    }
+  }
+  return live;
+}
+
+}  // namespace
+
+bool Mark::reached() const { return stream == nullptr || stream->has_run(position); }
+
+void Mark::wait() const {
+  if (stream != nullptr) stream->wait_until(position);
+}
+
+Stream::Stream(int device, StreamKind kind, int priority)
+    : device_(device), kind_(kind), priority_(priority), id_(next_id()) {}
+
+std::shared_ptr<Stream> Stream::create(int device, StreamKind kind, int priority) {
+  std::shared_ptr<Stream> stream(new Stream(device, kind, priority));
+  DeviceStreams& streams = streams_of(device);
+  const std::lock_guard<std::mutex> lock(streams.mutex);
+  if (kind == StreamKind::legacy) {
+    streams.legacy = stream;
+    streams.legacy_made.store(stream.get(), std::memory_order_release);
+  } else {
+    streams.others.push_back(stream);
+  }
+  return stream;
+}
+
+std::shared_ptr<Stream> Stream::legacy(int device) {
+  DeviceStreams& streams = streams_of(device);
+  if (Stream* const made = streams.legacy_made.load(std::memory_order_acquire)) {
+    return made->shared_from_this();
+  }
+  static std::mutex making;
+  const std::lock_guard<std::mutex> lock(making);
+  if (streams.legacy_made.load(std::memory_order_acquire) != nullptr) return streams.legacy;
+  return create(device, StreamKind::legacy, 0);
+}
+
+std::shared_ptr<Stream> Stream::per_thread(int device) {
+  std::shared_ptr<Stream>& own = own_streams.of_device[device];
+  if (own == nullptr) own = create(device, StreamKind::blocking, 0);
+  return own;
+}
+
+// What CUDA's rules for the legacy default stream put before new work of this one.
+std::vector<Mark> Stream::implicitly_after() const {
+  std::vector<Mark> marks;
+  const auto add = [&](Stream& other) {
+    const std::uint64_t position = other.enqueued_.load();
+    if (!other.has_run(position)) marks.push_back(Mark{other.shared_from_this(), position});
+  };
+  if (kind_ == StreamKind::blocking) {
+    Stream* const legacy = streams_of(device_).legacy_made.load(std::memory_order_acquire);
+    if (legacy != nullptr) add(*legacy);
+  } else if (kind_ == StreamKind::legacy) {
+    for (const auto& other : live_streams(device_)) {
+      if (other->kind_ == StreamKind::blocking) add(*other);
+    }
+  }
+  return marks;
+}
+
+Mark Stream::enqueue(std::function<void()> work) {
+  return push(Item{std::move(work), implicitly_after()});
+}
+
+void Stream::wait_for(const Mark& mark) {
+  if (mark.stream.get() == this || mark.reached()) return;
+  Item item{nullptr, implicitly_after()};
+  item.after.push_back(mark);
+  push(std::move(item));
+}
+
+Mark Stream::tail() {
+  // The legacy stream's end includes what it would have to wait for.
+  if (kind_ == StreamKind::legacy && !implicitly_after().empty()) return enqueue(nullptr);
+  return Mark{shared_from_this(), enqueued_.load()};
+}
+
+std::vector<Mark> Stream::pending(int device) {
+  std::vector<std::shared_ptr<Stream>> streams = live_streams(device);
+  streams.push_back(legacy(device));
+  std::vector<Mark> marks;
+  for (auto& stream : streams) {
+    const std::uint64_t position = stream->enqueued_.load();
+    if (!stream->has_run(position)) marks.push_back(Mark{std::move(stream), position});
+  }
+  return marks;
+}
+
+bool Stream::idle() const { return has_run(enqueued_.load()) && implicitly_after().empty(); }
+
+Mark Stream::push(Item item) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  queue_.push_back(std::move(item));
+  const std::uint64_t position = enqueued_.fetch_add(1) + 1;
+  wake_an_executor(lock);
+  return Mark{shared_from_this(), position};
+}
+
+Mark Stream::perform(const std::function<void()>& work) {
+  Mark mark;
+  if (try_now(work, &mark)) return mark;
+  return enqueue(work);
+}
+
+bool Stream::try_now(const std::function<void()>& work, Mark* mark) {
+  if (!implicitly_after().empty()) return false;
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (executing_ || !queue_.empty()) return false;
+  executing_ = true;
+  const std::uint64_t position = enqueued_.fetch_add(1) + 1;
+  lock.unlock();
+  work();
+  lock.lock();
+  finish_item(lock);
+  executing_ = false;
+  wake_an_executor(lock);
+  *mark = Mark{shared_from_this(), position};
+  return true;
+}
+
+void Stream::wait_until(std::uint64_t position) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!has_run(position)) {
+    if (can_run()) {
+      run(lock, position);
+      continue;
+    }
+    if (blocked_) {
+      const Mark blocker = blocker_;
+      lock.unlock();
+      blocker.wait();
+      lock.lock();
+      // Here before the blocker's executor has come to tell.
+      if (blocked_ && blocker_.reached()) blocked_ = false;
+      continue;
+    }
+    lock.unlock();
+    for (int i = 0; i < spins && !has_run(position); ++i) pause();
+    lock.lock();
+    if (has_run(position) || can_run() || blocked_) continue;
+    ++waiters_;
+    waiters_bell_.wait(lock);
+    --waiters_;
+  }
+  // A call to run what comes next may have gone to this thread alone.
+  wake_an_executor(lock);
+}
+
+void Stream::run(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
+  executing_ = true;
+  while (!queue_.empty() && !has_run(until)) {
+    if (find_blocked(lock)) break;
+    Item item = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    if (item.work) item.work();
+    item = Item{};
+    lock.lock();
+    finish_item(lock);
+  }
+  executing_ = false;
+  if (until != everything) wake_an_executor(lock);
+}
+
+// Whether the first item has to wait. Gives up the lock on the way, not the executor's role.
+bool Stream::find_blocked(std::unique_lock<std::mutex>& lock) {
+  std::vector<Mark>& after = queue_.front().after;
+  while (!after.empty()) {
+    if (after.back().reached()) {
+      after.pop_back();
+      continue;
+    }
+    blocker_ = after.back();
+    blocked_ = true;
+    lock.unlock();
+    const bool waits = blocker_.stream->subscribe(blocker_.position, shared_from_this());
+    lock.lock();
+    if (!waits) blocked_ = false;
+    if (blocked_) {
+      // Whoever waits for this stream may do the blocker's work.
+      if (waiters_ > 0) waiters_bell_.notify_all();
+      return true;
+    }
+  }
+  blocker_ = Mark{};
+  return false;
+}
+
+void Stream::finish_item(std::unique_lock<std::mutex>& lock) {
+  completed_.fetch_add(1);
+  if (waiters_ > 0) waiters_bell_.notify_all();
+  if (subscribers_.empty()) return;
+  std::vector<std::shared_ptr<Stream>> waiting;
+  for (std::size_t i = 0; i < subscribers_.size();) {
+    if (has_run(subscribers_[i].first)) {
+      waiting.push_back(std::move(subscribers_[i].second));
+      subscribers_[i] = std::move(subscribers_.back());
+      subscribers_.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  if (waiting.empty()) return;
+  lock.unlock();
+  for (const auto& stream : waiting) stream->unblock();
+  waiting.clear();
+  lock.lock();
+}
+
+void Stream::wake_an_executor(std::unique_lock<std::mutex>& lock) {
+  if (closed_ && queue_.empty() && !executing_ && worker_alive_) worker_bell_.notify_one();
+  if (!can_run()) return;
+  if (waiters_ > 0) {
+    waiters_bell_.notify_all();
+  } else if (worker_alive_) {
+    worker_bell_.notify_one();
+  } else {
+    worker_alive_ = true;
+    try {
+      std::thread([self = shared_from_this()] { self->work_loop(); }).detach();
+    } catch (const std::system_error&) {
+      // No thread to be had: the work is done here.
+      worker_alive_ = false;
+      run(lock, enqueued_.load());
+    }
+  }
+}
+
+bool Stream::subscribe(std::uint64_t position, const std::shared_ptr<Stream>& waiting) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (has_run(position)) return false;
+  subscribers_.emplace_back(position, waiting);
+  return true;
+}
+
+void Stream::unblock() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!blocked_ || !blocker_.reached()) return;
+  blocked_ = false;
+  wake_an_executor(lock);
+}
+
+void Stream::work_loop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!(closed_ && queue_.empty())) {
+    if (can_run()) {
+      run(lock, everything);
+    } else {
+      worker_bell_.wait(lock);
+    }
+  }
+  worker_alive_ = false;
+}
+
+void Stream::close() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  closed_ = true;
+  wake_an_executor(lock);
+}
+
+std::shared_ptr<Stream> find_stream(CUstream_st* handle) {
+  if (in_forked_child()) return nullptr;
+  const auto value = reinterpret_cast<std::uintptr_t>(handle);
+  if (value <= 2) {
+    const int device = current_device();
+    if (device < 0) return nullptr;
+    const bool own = value == 2 || (value == 0 && per_thread_default);
+    return own ? Stream::per_thread(device) : Stream::legacy(device);
+  }
+  const std::lock_guard<std::mutex> lock(handles().mutex);
+  const auto found = handles().live.find(handle);
+  return found == handles().live.end() ? nullptr : found->second;
+}
+
+CUstream_st* register_stream(const std::shared_ptr<Stream>& stream) {
+  auto* const handle = reinterpret_cast<CUstream_st*>(stream.get());
+  const std::lock_guard<std::mutex> lock(handles().mutex);
+  handles().live[handle] = stream;
+  return handle;
+}
+
+std::shared_ptr<Stream> unregister_stream(CUstream_st* handle) {
+  const std::lock_guard<std::mutex> lock(handles().mutex);
+  const auto found = handles().live.find(handle);
+  if (found == handles().live.end()) return nullptr;
+  const std::shared_ptr<Stream> stream = found->second;
+  handles().live.erase(found);
+  return stream;
+}
+
+PerThreadDefault::PerThreadDefault() : before_(per_thread_default) { per_thread_default = true; }
+
+PerThreadDefault::~PerThreadDefault() { per_thread_default = before_; }
+
+}  // namespace emu
