@@ -1,0 +1,87 @@
+#pragma once
+
+#include <new>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "context.h"
+#include "cuda_abi.h"
+#include "stream.h"
+
+namespace emu {
+
+// A row of the look-up behind cuGetProcAddress.
+struct DriverFunction {
+  const char* name;
+  int since;         // first CUDA version that means this function by the name
+  void* function;
+  void* per_thread;  // where the handle 0 means the per-thread default stream
+};
+
+template <auto function>
+struct PerThread;
+
+template <class... Arguments, CUresult (*function)(Arguments...)>
+struct PerThread<function> {
+  static CUresult call(Arguments... arguments) {
+    const PerThreadDefault own;
+    return function(arguments...);
+  }
+};
+
+template <auto function>
+DriverFunction row(const char* name, int since) {
+  return {name, since, reinterpret_cast<void*>(function),
+          reinterpret_cast<void*>(&PerThread<function>::call)};
+}
+
+// One per driver_*.cc.
+std::vector<DriverFunction> context_functions();
+std::vector<DriverFunction> copy_functions();
+std::vector<DriverFunction> device_functions();
+std::vector<DriverFunction> memory_functions();
+std::vector<DriverFunction> stream_functions();
+
+// CUDA_SUCCESS after cuInit, in the process that called it.
+CUresult initialized();
+
+// Whether the calling thread runs a host function of a stream: it may not wait for streams there.
+bool in_host_function();
+
+// Runs the body of a driver function, where the driver is initialized; no exception leaves it.
+template <class Body>
+CUresult driver_call(Body&& body) {
+  if (const CUresult result = initialized()) return result;
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  } catch (const std::system_error&) {
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+}
+
+// The same for a function that needs a current context.
+template <class Body>
+CUresult context_call(Body&& body) {
+  return driver_call([&]() -> CUresult {
+    Context* const context = current_context();
+    if (context == nullptr || !is_live_context(context)) return CUDA_ERROR_INVALID_CONTEXT;
+    return body(*context);
+  });
+}
+
+// The same for a function that takes a stream.
+template <class Body>
+CUresult stream_call(CUstream handle, Body&& body) {
+  return driver_call([&]() -> CUresult {
+    const std::shared_ptr<Stream> stream = find_stream(handle);
+    if (stream == nullptr) {
+      return current_context() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
+    }
+    return body(*stream);
+  });
+}
+
+}  // namespace emu

@@ -1,0 +1,254 @@
+#include "driver.h"
+#include "event.h"
+
+using namespace emu;
+
+namespace {
+
+thread_local int host_functions = 0;
+
+// Runs what a user gave to a stream. Not noexcept: a foreign thread that enters an ending
+// interpreter is unwound through here.
+struct InHostFunction {
+  InHostFunction() { ++host_functions; }
+  ~InHostFunction() { --host_functions; }
+};
+
+CUcontext context_of(const Stream& stream) {
+  return reinterpret_cast<CUcontext>(primary_context(stream.device()));
+}
+
+CUresult create_stream(CUstream* handle, unsigned flags, int priority) {
+  return context_call([&](Context& context) {
+    if (handle == nullptr || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    const StreamKind kind = flags == 0 ? StreamKind::blocking : StreamKind::nonblocking;
+    const int clamped = priority < -5 ? -5 : priority > 0 ? 0 : priority;
+    *handle = register_stream(Stream::create(context.device, kind, clamped));
+    return CUDA_SUCCESS;
+  });
+}
+
+template <class Body>
+CUresult event_call(CUevent handle, Body&& body) {
+  return driver_call([&]() -> CUresult {
+    const std::shared_ptr<Event> event = find_event(handle);
+    return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : body(*event);
+  });
+}
+
+}  // namespace
+
+bool emu::in_host_function() { return host_functions > 0; }
+
+extern "C" {
+
+CU_API CUresult cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
+  return create_stream(handle, flags, priority);
+}
+
+CU_API CUresult cuStreamCreate(CUstream* handle, unsigned flags) {
+  return create_stream(handle, flags, 0);
+}
+
+CU_API CUresult cuStreamDestroy_v2(CUstream handle) {
+  return driver_call([&]() -> CUresult {
+    const std::shared_ptr<Stream> stream = unregister_stream(handle);
+    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    stream->close();
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuStreamGetPriority(CUstream handle, int* priority) {
+  return stream_call(handle, [&](Stream& stream) {
+    if (priority == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *priority = stream.priority();
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
+  return stream_call(handle, [&](Stream& stream) {
+    if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    const bool nonblocking = stream.kind() == StreamKind::nonblocking;
+    *flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
+  return stream_call(handle, [&](Stream& stream) {
+    if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *id = stream.id();
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
+  return stream_call(handle, [&](Stream& stream) {
+    if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *context = context_of(stream);
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* context, void** green) {
+  if (green != nullptr) *green = nullptr;
+  return cuStreamGetCtx(handle, context);
+}
+
+CU_API CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
+  return stream_call(handle, [&](Stream& stream) {
+    if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *device = stream.device();
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuStreamQuery(CUstream handle) {
+  return stream_call(handle, [](Stream& stream) {
+    return stream.idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  });
+}
+
+CU_API CUresult cuStreamSynchronize(CUstream handle) {
+  return stream_call(handle, [](Stream& stream) {
+    if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
+    stream.tail().wait();
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
+  return stream_call(handle, [&](Stream& stream) -> CUresult {
+    if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
+    return event_call(event, [&](Event& found) {
+      if (const auto record = found.last()) stream.wait_for(record->mark);
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CU_API CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
+  return stream_call(handle, [&](Stream& stream) {
+    if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    stream.enqueue([function, data] {
+      const InHostFunction scope;
+      function(data);
+    });
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void* data,
+                                    unsigned flags) {
+  return stream_call(handle, [&](Stream& stream) {
+    if (callback == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    stream.enqueue([callback, handle, data] {
+      const InHostFunction scope;
+      callback(handle, CUDA_SUCCESS, data);
+    });
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuEventCreate(CUevent* handle, unsigned flags) {
+  return context_call([&](Context& context) {
+    constexpr unsigned known =
+        CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+    if (handle == nullptr || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if ((flags & CU_EVENT_INTERPROCESS) != 0) return CUDA_ERROR_NOT_SUPPORTED;
+    *handle = register_event(std::make_shared<Event>(context.device, flags));
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuEventDestroy_v2(CUevent handle) {
+  return driver_call([&]() -> CUresult {
+    return unregister_event(handle) == nullptr ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned flags) {
+  return stream_call(handle, [&](Stream& stream) -> CUresult {
+    if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
+    return event_call(event, [&](Event& found) {
+      if (found.device != stream.device()) return CUDA_ERROR_INVALID_HANDLE;
+      found.record(stream);
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CU_API CUresult cuEventRecord(CUevent event, CUstream handle) {
+  return cuEventRecordWithFlags(event, handle, 0);
+}
+
+CU_API CUresult cuEventQuery(CUevent event) {
+  return event_call(event, [](Event& found) {
+    const auto record = found.last();
+    return record == nullptr || record->mark.reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  });
+}
+
+CU_API CUresult cuEventSynchronize(CUevent event) {
+  return event_call(event, [](Event& found) {
+    if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
+    if (const auto record = found.last()) record->mark.wait();
+    return CUDA_SUCCESS;
+  });
+}
+
+CU_API CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  return event_call(start, [&](Event& first) -> CUresult {
+    return event_call(end, [&](Event& second) {
+      if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
+      const auto from = first.last();
+      const auto to = second.last();
+      const unsigned flags = first.flags | second.flags;
+      if (from == nullptr || to == nullptr || (flags & CU_EVENT_DISABLE_TIMING) != 0 ||
+          first.device != second.device) {
+        return CUDA_ERROR_INVALID_HANDLE;
+      }
+      if (!from->mark.reached() || !to->mark.reached()) return CUDA_ERROR_NOT_READY;
+      *milliseconds = static_cast<float>(
+          static_cast<double>(to->nanoseconds - from->nanoseconds) * 1e-6);
+      return CUDA_SUCCESS;
+    });
+  });
+}
+
+CU_API CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
+  return cuEventElapsedTime(milliseconds, start, end);
+}
+
+}  // extern "C"
+
+std::vector<DriverFunction> emu::stream_functions() {
+  return {
+      row<&cuStreamCreate>("cuStreamCreate", 2000),
+      row<&cuStreamCreateWithPriority>("cuStreamCreateWithPriority", 5050),
+      row<&cuStreamDestroy_v2>("cuStreamDestroy", 4000),
+      row<&cuStreamGetPriority>("cuStreamGetPriority", 5050),
+      row<&cuStreamGetFlags>("cuStreamGetFlags", 5050),
+      row<&cuStreamGetId>("cuStreamGetId", 12000),
+      row<&cuStreamGetCtx>("cuStreamGetCtx", 9020),
+      row<&cuStreamGetCtx_v2>("cuStreamGetCtx", 12050),
+      row<&cuStreamGetDevice>("cuStreamGetDevice", 12080),
+      row<&cuStreamQuery>("cuStreamQuery", 2000),
+      row<&cuStreamSynchronize>("cuStreamSynchronize", 2000),
+      row<&cuStreamWaitEvent>("cuStreamWaitEvent", 3020),
+      row<&cuLaunchHostFunc>("cuLaunchHostFunc", 10000),
+      row<&cuStreamAddCallback>("cuStreamAddCallback", 5000),
+      row<&cuEventCreate>("cuEventCreate", 2000),
+      row<&cuEventDestroy_v2>("cuEventDestroy", 4000),
+      row<&cuEventRecord>("cuEventRecord", 2000),
+      row<&cuEventRecordWithFlags>("cuEventRecordWithFlags", 11010),
+      row<&cuEventQuery>("cuEventQuery", 2000),
+      row<&cuEventSynchronize>("cuEventSynchronize", 2000),
+      row<&cuEventElapsedTime>("cuEventElapsedTime", 2000),
+      row<&cuEventElapsedTime_v2>("cuEventElapsedTime", 12080),
+  };
+}
