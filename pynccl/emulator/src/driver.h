@@ -41,6 +41,7 @@ std::vector<DriverFunction> context_functions();
 std::vector<DriverFunction> copy_functions();
 std::vector<DriverFunction> device_functions();
 std::vector<DriverFunction> memory_functions();
+std::vector<DriverFunction> pool_functions();
 std::vector<DriverFunction> stream_functions();
 
 // CUDA_SUCCESS after cuInit, in the process that called it.

@@ -131,6 +131,14 @@ CU_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags
   });
 }
 
+CU_API CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
+  return stream_call(handle, [&](Stream&) {
+    if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+  });
+}
+
 CU_API CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
   return stream_call(handle, [&](Stream& stream) {
     if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -240,6 +248,7 @@ std::vector<DriverFunction> emu::stream_functions() {
       row<&cuStreamQuery>("cuStreamQuery", 2000),
       row<&cuStreamSynchronize>("cuStreamSynchronize", 2000),
       row<&cuStreamWaitEvent>("cuStreamWaitEvent", 3020),
+      row<&cuStreamIsCapturing>("cuStreamIsCapturing", 10000),
       row<&cuLaunchHostFunc>("cuLaunchHostFunc", 10000),
       row<&cuStreamAddCallback>("cuStreamAddCallback", 5000),
       row<&cuEventCreate>("cuEventCreate", 2000),

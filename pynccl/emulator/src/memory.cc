@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "stream.h"
+#include "memory_pool.h"
 
 namespace emu {
 
@@ -143,16 +143,20 @@ void* allocate_device_memory(int device, std::size_t bytes, bool managed, void* 
 }
 
 bool free_device_memory(void* base) {
+  const DeviceHeap* const heap = heap_containing(base);
+  return heap != nullptr && free_device_memory_after(base, Stream::pending(heap->device()));
+}
+
+bool free_device_memory_after(void* base, std::vector<Mark> work) {
   DeviceHeap* const heap = heap_containing(base);
   if (heap == nullptr) return false;
-  std::vector<Mark> after = Stream::pending(heap->device());
-  if (!heap->retire(base)) return false;
-  if (after.empty()) {
-    heap->reclaim(reinterpret_cast<std::uintptr_t>(base));
-  } else {
+  const std::optional<Allocation> allocation = heap->retire(base);
+  if (!allocation) return false;
+  const auto pool = find_pool(static_cast<CUmemoryPool>(allocation->pool));
+  if (pool != nullptr) pool->subtract(allocation->bytes);
+  {
     const std::lock_guard<std::mutex> lock(leaving().mutex);
-    leaving().memory.push_back(
-        Leaving{reinterpret_cast<std::uintptr_t>(base), heap, std::move(after)});
+    leaving().memory.push_back(Leaving{allocation->base, heap, std::move(work)});
   }
   reclaim_what_is_done();
   return true;

@@ -3,9 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "cuda_abi.h"
 #include "device_heap.h"
+#include "stream.h"
 
 namespace emu {
 
@@ -40,5 +42,7 @@ void* allocate_device_memory(int device, std::size_t bytes, bool managed, void* 
 // Ends an allocation: the pointer is invalid at once, and its memory is allocated again only when
 // the work queued on the device so far has run. False for what is no allocation.
 bool free_device_memory(void* base);
+// The same after given work.
+bool free_device_memory_after(void* base, std::vector<Mark> work);
 
 }  // namespace emu
