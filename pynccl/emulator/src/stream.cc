@@ -26,7 +26,7 @@ struct DeviceStreams {
   std::mutex mutex;
   std::shared_ptr<Stream> legacy;
   std::atomic<Stream*> legacy_made{nullptr};
-  std::vector<std::weak_ptr<Stream>> others;
+  std::vector<std::shared_ptr<Stream>> others;  // that are open or have work to do
 };
 
 // Never destroyed: threads may still run work while the process ends.
@@ -61,22 +61,9 @@ struct OwnStreams {
 thread_local OwnStreams own_streams;
 thread_local bool per_thread_default = false;
 
-// The other streams of the device that are not done, the legacy default stream left out.
-std::vector<std::shared_ptr<Stream>> live_streams(int device) {
-  DeviceStreams& streams = streams_of(device);
-  std::vector<std::shared_ptr<Stream>> live;
-  const std::lock_guard<std::mutex> lock(streams.mutex);
-  auto& others = streams.others;
-  for (std::size_t i = 0; i < others.size();) {
-    if (std::shared_ptr<Stream> stream = others[i].lock()) {
-      live.push_back(std::move(stream));
-      ++i;
-    } else {
-      others[i] = others.back();
-      others.pop_back();
-    }
-  }
-  return live;
+std::vector<std::shared_ptr<Stream>> streams_but_legacy(int device) {
+  const std::lock_guard<std::mutex> lock(streams_of(device).mutex);
+  return streams_of(device).others;
 }
 
 }  // namespace
@@ -131,7 +118,7 @@ std::vector<Mark> Stream::implicitly_after() const {
     Stream* const legacy = streams_of(device_).legacy_made.load(std::memory_order_acquire);
     if (legacy != nullptr) add(*legacy);
   } else if (kind_ == StreamKind::legacy) {
-    for (const auto& other : live_streams(device_)) {
+    for (const auto& other : streams_but_legacy(device_)) {
       if (other->kind_ == StreamKind::blocking) add(*other);
     }
   }
@@ -156,7 +143,7 @@ Mark Stream::tail() {
 }
 
 std::vector<Mark> Stream::pending(int device) {
-  std::vector<std::shared_ptr<Stream>> streams = live_streams(device);
+  std::vector<std::shared_ptr<Stream>> streams = streams_but_legacy(device);
   streams.push_back(legacy(device));
   std::vector<Mark> marks;
   for (auto& stream : streams) {
@@ -288,7 +275,13 @@ void Stream::finish_item(std::unique_lock<std::mutex>& lock) {
 }
 
 void Stream::wake_an_executor(std::unique_lock<std::mutex>& lock) {
-  if (closed_ && queue_.empty() && !executing_ && worker_alive_) worker_bell_.notify_one();
+  if (closed_ && queue_.empty() && !executing_) {
+    if (worker_alive_) {
+      worker_bell_.notify_one();
+    } else {
+      forget();
+    }
+  }
   if (!can_run()) return;
   if (waiters_ > 0) {
     waiters_bell_.notify_all();
@@ -330,6 +323,16 @@ void Stream::work_loop() {
     }
   }
   worker_alive_ = false;
+  forget();
+}
+
+// The device's list lets go of a closed stream only when its work is done, so that who waits for
+// the device waits for that.
+void Stream::forget() {
+  DeviceStreams& streams = streams_of(device_);
+  const std::lock_guard<std::mutex> lock(streams.mutex);
+  auto& others = streams.others;
+  others.erase(std::remove(others.begin(), others.end(), shared_from_this()), others.end());
 }
 
 void Stream::close() {

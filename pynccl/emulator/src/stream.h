@@ -86,6 +86,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   bool find_blocked(std::unique_lock<std::mutex>& lock);
   void finish_item(std::unique_lock<std::mutex>& lock);
   void wake_an_executor(std::unique_lock<std::mutex>& lock);
+  void forget();
   bool can_run() const { return !executing_ && !blocked_ && !queue_.empty(); }
 
   bool subscribe(std::uint64_t position, const std::shared_ptr<Stream>& waiting);
