@@ -105,7 +105,7 @@ const LookUp& look_up() {
     auto* const names = new LookUp;
     for (const auto& functions :
          {own_functions(), device_functions(), context_functions(), memory_functions(),
-          pool_functions(), copy_functions(), stream_functions()}) {
+          pool_functions(), copy_functions(), stream_functions(), graph_functions()}) {
       for (const DriverFunction& function : functions) {
         (*names)[function.name].push_back(function);
       }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "graph_capture.h"
 #include "context.h"
 #include "cuda_abi.h"
 #include "stream.h"
@@ -40,6 +41,7 @@ DriverFunction row(const char* name, int since) {
 std::vector<DriverFunction> context_functions();
 std::vector<DriverFunction> copy_functions();
 std::vector<DriverFunction> device_functions();
+std::vector<DriverFunction> graph_functions();
 std::vector<DriverFunction> memory_functions();
 std::vector<DriverFunction> pool_functions();
 std::vector<DriverFunction> stream_functions();
@@ -82,6 +84,17 @@ CUresult stream_call(CUstream handle, Body&& body) {
       return current_context() == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
     }
     return body(*stream);
+  });
+}
+
+// The same for a function that gives work to the stream, or waits for it.
+template <class Body>
+CUresult work_call(CUstream handle, Body&& body) {
+  return stream_call(handle, [&](Stream& stream) -> CUresult {
+    if (stream.kind() == StreamKind::legacy && spoil_implicitly_ordered_captures(stream.device())) {
+      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    }
+    return body(stream);
   });
 }
 

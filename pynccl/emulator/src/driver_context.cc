@@ -40,6 +40,7 @@ CUresult named_context_call(CUcontext handle, Body&& body) {
 
 CUresult synchronize(Context& context) {
   if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
+  if (capture_forbids_here()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   for (const Mark& mark : Stream::pending(context.device)) mark.wait();
   return CUDA_SUCCESS;
 }

@@ -68,6 +68,11 @@ CUresult copy(Stream& stream, const Block& to, Side to_side, const Block& from, 
   if (const CUresult result = check(to, to_side, &to_kind)) return result;
   if (const CUresult result = check(from, from_side, &from_kind)) return result;
   const auto work = [to, from] { copy_block(to, from); };
+  if (stream.capturing()) {
+    // Both sides are read and written at each launch of the graph.
+    stream.enqueue(work, WorkKind::memcpy);
+    return CUDA_SUCCESS;
+  }
   if (wait == Wait::yes || to_kind == MemoryKind::pageable) {
     if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
     stream.perform(work).wait();
@@ -76,7 +81,7 @@ CUresult copy(Stream& stream, const Block& to, Side to_side, const Block& from, 
   } else if (to.width * to.height <= small) {
     stream.perform(work);
   } else {
-    stream.enqueue(work);
+    stream.enqueue(work, WorkKind::memcpy);
   }
   return CUDA_SUCCESS;
 }
@@ -87,7 +92,7 @@ Block row_of(const void* pointer, std::size_t bytes) {
 
 CUresult copy_row(CUstream stream, void* to, Side to_side, const void* from, Side from_side,
                   std::size_t bytes, Wait wait) {
-  return stream_call(stream, [&](Stream& found) {
+  return work_call(stream, [&](Stream& found) {
     return copy(found, row_of(to, bytes), to_side, row_of(from, bytes), from_side, wait);
   });
 }
@@ -114,7 +119,7 @@ CUresult block_of(CUmemorytype type, const void* host, CUdeviceptr device, std::
 }
 
 CUresult copy_2d(const CUDA_MEMCPY2D* copied, CUstream stream, Wait wait) {
-  return stream_call(stream, [&](Stream& found) -> CUresult {
+  return work_call(stream, [&](Stream& found) -> CUresult {
     if (copied == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const CUDA_MEMCPY2D& c = *copied;
     if (c.WidthInBytes == 0 || c.Height == 0) return CUDA_SUCCESS;
@@ -145,7 +150,7 @@ void fill(const Block& block, T value) {
 template <class T>
 CUresult set(CUstream stream, CUdeviceptr address, std::size_t pitch, T value, std::size_t count,
              std::size_t height) {
-  return stream_call(stream, [&](Stream& found) -> CUresult {
+  return work_call(stream, [&](Stream& found) -> CUresult {
     if (count > SIZE_MAX / sizeof(T)) return CUDA_ERROR_INVALID_VALUE;
     const std::size_t width = count * sizeof(T);
     if (height == 1) pitch = width;
@@ -158,9 +163,9 @@ CUresult set(CUstream stream, CUdeviceptr address, std::size_t pitch, T value, s
     if (const CUresult result = check_device_range(block.base, block.extent())) return result;
     const auto work = [block, value] { fill(block, value); };
     if (width * height <= small) {
-      found.perform(work);
+      found.perform(work, WorkKind::memset);
     } else {
-      found.enqueue(work);
+      found.enqueue(work, WorkKind::memset);
     }
     return CUDA_SUCCESS;
   });

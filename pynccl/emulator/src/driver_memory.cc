@@ -17,6 +17,7 @@ CUdeviceptr as_address(const void* pointer) { return reinterpret_cast<CUdevicept
 CUresult allocate(CUdeviceptr* address, std::size_t bytes, bool managed) {
   return context_call([&](Context& context) {
     if (address == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (capture_forbids_here()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     void* const memory = allocate_device_memory(context.device, bytes, managed, nullptr);
     if (memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
     *address = as_address(memory);

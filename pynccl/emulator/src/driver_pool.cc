@@ -209,17 +209,19 @@ CU_API CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle
   });
 }
 
-// The memory may be used at once, which the order of the stream permits.
+// Graphs allocate no memory of their own. The memory may be used at once, which the order of the stream permits.
 CU_API CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes,
                                         CUmemoryPool handle, CUstream stream) {
-  return stream_call(stream, [&](Stream&) -> CUresult {
+  return stream_call(stream, [&](Stream& found) -> CUresult {
+    if (found.capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     const PoolPointer pool = find_pool(handle);
     return pool == nullptr ? CUDA_ERROR_INVALID_VALUE : allocate(address, bytes, pool);
   });
 }
 
 CU_API CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstream stream) {
-  return stream_call(stream, [&](Stream& found) {
+  return stream_call(stream, [&](Stream& found) -> CUresult {
+    if (found.capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return allocate(address, bytes, current_pool(found.device()));
   });
 }
@@ -227,6 +229,7 @@ CU_API CUresult cuMemAllocAsync(CUdeviceptr* address, std::size_t bytes, CUstrea
 CU_API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   return stream_call(stream, [&](Stream& found) -> CUresult {
     if (address == 0) return CUDA_SUCCESS;
+    if (found.capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return free_device_memory_after(reinterpret_cast<void*>(address), {found.tail()})
                ? CUDA_SUCCESS
                : CUDA_ERROR_INVALID_VALUE;

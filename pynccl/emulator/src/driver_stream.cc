@@ -18,6 +18,13 @@ CUcontext context_of(const Stream& stream) {
   return reinterpret_cast<CUcontext>(primary_context(stream.device()));
 }
 
+// Whether the stream captures: the call cannot be part of a graph, and ends the hope for one.
+bool spoil_capture_of(const Stream& stream) {
+  const auto point = stream.capture_point();
+  if (point != nullptr) point->capture->spoil();
+  return point != nullptr;
+}
+
 CUresult create_stream(CUstream* handle, unsigned flags, int priority) {
   return context_call([&](Context& context) {
     if (handle == nullptr || (flags & ~unsigned{CU_STREAM_NON_BLOCKING}) != 0) {
@@ -108,52 +115,59 @@ CU_API CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
 }
 
 CU_API CUresult cuStreamQuery(CUstream handle) {
-  return stream_call(handle, [](Stream& stream) {
+  return work_call(handle, [](Stream& stream) {
+    if (spoil_capture_of(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     return stream.idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }
 
 CU_API CUresult cuStreamSynchronize(CUstream handle) {
-  return stream_call(handle, [](Stream& stream) {
+  return work_call(handle, [](Stream& stream) {
     if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
+    if (spoil_capture_of(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     stream.tail().wait();
     return CUDA_SUCCESS;
   });
 }
 
 CU_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
-  return stream_call(handle, [&](Stream& stream) -> CUresult {
+  return work_call(handle, [&](Stream& stream) -> CUresult {
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
-    return event_call(event, [&](Event& found) {
-      if (const auto record = found.last()) stream.wait_for(record->mark);
-      return CUDA_SUCCESS;
+    return event_call(event, [&](Event& found) -> CUresult {
+      const auto record = found.last();
+      if (record == nullptr) return CUDA_SUCCESS;
+      const bool captured = record->mark.captured != nullptr;
+      if (stream.capturing() && !captured && (flags & 1) == 0) {
+        spoil_capture_of(stream);
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+      }
+      if (stream.kind() == StreamKind::legacy && captured) {
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+      }
+      if (stream.wait_for(record->mark)) return CUDA_SUCCESS;
+      spoil_capture_of(stream);
+      return CUDA_ERROR_STREAM_CAPTURE_MERGE;
     });
-  });
-}
-
-CU_API CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  return stream_call(handle, [&](Stream&) {
-    if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
   });
 }
 
 CU_API CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
-  return stream_call(handle, [&](Stream& stream) {
+  return work_call(handle, [&](Stream& stream) {
     if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    stream.enqueue([function, data] {
+    const auto work = [function, data] {
       const InHostFunction scope;
       function(data);
-    });
+    };
+    stream.enqueue(work, WorkKind::host);
     return CUDA_SUCCESS;
   });
 }
 
 CU_API CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void* data,
                                     unsigned flags) {
-  return stream_call(handle, [&](Stream& stream) {
+  return work_call(handle, [&](Stream& stream) {
     if (callback == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (spoil_capture_of(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     stream.enqueue([callback, handle, data] {
       const InHostFunction scope;
       callback(handle, CUDA_SUCCESS, data);
@@ -180,7 +194,7 @@ CU_API CUresult cuEventDestroy_v2(CUevent handle) {
 }
 
 CU_API CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned flags) {
-  return stream_call(handle, [&](Stream& stream) -> CUresult {
+  return work_call(handle, [&](Stream& stream) -> CUresult {
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
     return event_call(event, [&](Event& found) {
       if (found.device != stream.device()) return CUDA_ERROR_INVALID_HANDLE;
@@ -197,14 +211,19 @@ CU_API CUresult cuEventRecord(CUevent event, CUstream handle) {
 CU_API CUresult cuEventQuery(CUevent event) {
   return event_call(event, [](Event& found) {
     const auto record = found.last();
-    return record == nullptr || record->mark.reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (record == nullptr) return CUDA_SUCCESS;
+    if (record->mark.captured != nullptr) return CUDA_ERROR_CAPTURED_EVENT;
+    return record->mark.reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }
 
 CU_API CUresult cuEventSynchronize(CUevent event) {
   return event_call(event, [](Event& found) {
     if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
-    if (const auto record = found.last()) record->mark.wait();
+    const auto record = found.last();
+    if (record == nullptr) return CUDA_SUCCESS;
+    if (record->mark.captured != nullptr) return CUDA_ERROR_CAPTURED_EVENT;
+    record->mark.wait();
     return CUDA_SUCCESS;
   });
 }
@@ -218,6 +237,9 @@ CU_API CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent e
       const unsigned flags = first.flags | second.flags;
       if (from == nullptr || to == nullptr || (flags & CU_EVENT_DISABLE_TIMING) != 0 ||
           first.device != second.device) {
+        return CUDA_ERROR_INVALID_HANDLE;
+      }
+      if (from->mark.captured != nullptr || to->mark.captured != nullptr) {
         return CUDA_ERROR_INVALID_HANDLE;
       }
       if (!from->mark.reached() || !to->mark.reached()) return CUDA_ERROR_NOT_READY;
@@ -248,7 +270,6 @@ std::vector<DriverFunction> emu::stream_functions() {
       row<&cuStreamQuery>("cuStreamQuery", 2000),
       row<&cuStreamSynchronize>("cuStreamSynchronize", 2000),
       row<&cuStreamWaitEvent>("cuStreamWaitEvent", 3020),
-      row<&cuStreamIsCapturing>("cuStreamIsCapturing", 10000),
       row<&cuLaunchHostFunc>("cuLaunchHostFunc", 10000),
       row<&cuStreamAddCallback>("cuStreamAddCallback", 5000),
       row<&cuEventCreate>("cuEventCreate", 2000),

@@ -24,6 +24,7 @@ class Event {
   const int device;
   const unsigned flags;
 
+  // In a stream that captures, the place in the graph.
   void record(Stream& stream);
   // Null before the first record().
   std::shared_ptr<const Record> last() const;

@@ -5,6 +5,8 @@
 #include <thread>
 #include <unordered_map>
 
+#include "graph_capture.h"
+
 namespace emu {
 
 namespace {
@@ -68,10 +70,12 @@ std::vector<std::shared_ptr<Stream>> streams_but_legacy(int device) {
 
 }  // namespace
 
-bool Mark::reached() const { return stream == nullptr || stream->has_run(position); }
+bool Mark::reached() const {
+  return stream == nullptr || captured != nullptr || stream->has_run(position);
+}
 
 void Mark::wait() const {
-  if (stream != nullptr) stream->wait_until(position);
+  if (!reached()) stream->wait_until(position);
 }
 
 Stream::Stream(int device, StreamKind kind, int priority)
@@ -112,7 +116,7 @@ std::vector<Mark> Stream::implicitly_after() const {
   std::vector<Mark> marks;
   const auto add = [&](Stream& other) {
     const std::uint64_t position = other.enqueued_.load();
-    if (!other.has_run(position)) marks.push_back(Mark{other.shared_from_this(), position});
+    if (!other.has_run(position)) marks.push_back(Mark{other.shared_from_this(), position, nullptr});
   };
   if (kind_ == StreamKind::blocking) {
     Stream* const legacy = streams_of(device_).legacy_made.load(std::memory_order_acquire);
@@ -125,21 +129,92 @@ std::vector<Mark> Stream::implicitly_after() const {
   return marks;
 }
 
-Mark Stream::enqueue(std::function<void()> work) {
+Mark Stream::enqueue(std::function<void()> work, WorkKind kind) {
+  Mark mark;
+  if (capturing() && capture(work, kind, &mark)) return mark;
   return push(Item{std::move(work), implicitly_after()});
 }
 
-void Stream::wait_for(const Mark& mark) {
-  if (mark.stream.get() == this || mark.reached()) return;
+bool Stream::wait_for(const Mark& mark) {
+  if (mark.captured != nullptr || capturing()) return capture_wait(mark);
+  if (mark.stream.get() == this || mark.reached()) return true;
   Item item{nullptr, implicitly_after()};
   item.after.push_back(mark);
   push(std::move(item));
+  return true;
+}
+
+// False where the capture has ended meanwhile.
+bool Stream::capture(std::function<void()>& work, WorkKind kind, Mark* mark) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (capture_point_ == nullptr) return false;
+  const auto point = std::make_shared<CapturePoint>(*capture_point_);
+  auto kept = work == nullptr
+                  ? nullptr
+                  : std::make_shared<const std::function<void()>>(std::move(work));
+  GraphNode* const node = point->capture->add(
+      GraphNode{kind, point->lane, std::move(kept), point->last, point->last_enqueued});
+  point->last = {node};
+  point->last_enqueued.clear();
+  capture_point_ = point;
+  *mark = Mark{shared_from_this(), 0, capture_point_};
+  return true;
+}
+
+bool Stream::capture_wait(const Mark& mark) {
+  if (mark.captured != nullptr) {
+    const CapturePoint& other = *mark.captured;
+    if (!other.capture->active()) return true;  // its graph is complete: nothing is ahead of us
+    if (!capturing()) {
+      join(CapturePoint{other.capture, 0, {}, {}});
+    } else if (capture_point()->capture != other.capture) {
+      return false;
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (capture_point_ == nullptr) return true;
+  const auto point = std::make_shared<CapturePoint>(*capture_point_);
+  if (mark.captured == nullptr) {
+    if (!mark.reached()) point->last_enqueued.push_back(mark);
+  } else {
+    for (GraphNode* const node : mark.captured->last) {
+      const bool known = std::count(point->last.begin(), point->last.end(), node) != 0;
+      if (!known) point->last.push_back(node);
+    }
+    point->last_enqueued.insert(point->last_enqueued.end(), mark.captured->last_enqueued.begin(),
+                                mark.captured->last_enqueued.end());
+  }
+  capture_point_ = point;
+  return true;
+}
+
+bool Stream::join(CapturePoint point) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (capture_point_ != nullptr) return false;
+  point.lane = point.capture->add_stream(shared_from_this());
+  capture_point_ = std::make_shared<const CapturePoint>(std::move(point));
+  capturing_.store(true);
+  return true;
+}
+
+std::shared_ptr<const CapturePoint> Stream::capture_point() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return capture_point_;
+}
+
+std::shared_ptr<const CapturePoint> Stream::leave_capture() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  capturing_.store(false);
+  return std::move(capture_point_);
 }
 
 Mark Stream::tail() {
+  if (capturing()) {
+    if (auto point = capture_point()) return Mark{shared_from_this(), 0, std::move(point)};
+  }
   // The legacy stream's end includes what it would have to wait for.
   if (kind_ == StreamKind::legacy && !implicitly_after().empty()) return enqueue(nullptr);
-  return Mark{shared_from_this(), enqueued_.load()};
+  return Mark{shared_from_this(), enqueued_.load(), nullptr};
 }
 
 std::vector<Mark> Stream::pending(int device) {
@@ -148,7 +223,7 @@ std::vector<Mark> Stream::pending(int device) {
   std::vector<Mark> marks;
   for (auto& stream : streams) {
     const std::uint64_t position = stream->enqueued_.load();
-    if (!stream->has_run(position)) marks.push_back(Mark{std::move(stream), position});
+    if (!stream->has_run(position)) marks.push_back(Mark{std::move(stream), position, nullptr});
   }
   return marks;
 }
@@ -160,17 +235,17 @@ Mark Stream::push(Item item) {
   queue_.push_back(std::move(item));
   const std::uint64_t position = enqueued_.fetch_add(1) + 1;
   wake_an_executor(lock);
-  return Mark{shared_from_this(), position};
+  return Mark{shared_from_this(), position, nullptr};
 }
 
-Mark Stream::perform(const std::function<void()>& work) {
+Mark Stream::perform(const std::function<void()>& work, WorkKind kind) {
   Mark mark;
   if (try_now(work, &mark)) return mark;
-  return enqueue(work);
+  return enqueue(work, kind);
 }
 
 bool Stream::try_now(const std::function<void()>& work, Mark* mark) {
-  if (!implicitly_after().empty()) return false;
+  if (capturing() || !implicitly_after().empty()) return false;
   std::unique_lock<std::mutex> lock(mutex_);
   if (executing_ || !queue_.empty()) return false;
   executing_ = true;
@@ -181,7 +256,7 @@ bool Stream::try_now(const std::function<void()>& work, Mark* mark) {
   finish_item(lock);
   executing_ = false;
   wake_an_executor(lock);
-  *mark = Mark{shared_from_this(), position};
+  *mark = Mark{shared_from_this(), position, nullptr};
   return true;
 }
 

@@ -17,14 +17,20 @@ struct CUstream_st;
 namespace emu {
 
 class Stream;
+struct CapturePoint;
 
-// A place in a stream's work: reached when everything enqueued before it has run.
+// A place in a stream's work: reached when everything enqueued before it has run. In a stream that
+// captures, a place in the graph: there to be waited for by other streams alone.
 struct EMU_API Mark {
   std::shared_ptr<Stream> stream;
   std::uint64_t position = 0;
+  std::shared_ptr<const CapturePoint> captured = nullptr;
   bool reached() const;
   void wait() const;
 };
+
+// What a graph says that its nodes are: values of CUgraphNodeType.
+enum class WorkKind { kernel = 0, memcpy = 1, memset = 2, host = 3, empty = 5 };
 
 enum class StreamKind { legacy, blocking, nonblocking };
 
@@ -37,10 +43,12 @@ enum class StreamKind { legacy, blocking, nonblocking };
 class EMU_API Stream : public std::enable_shared_from_this<Stream> {
  public:
   int device() const { return device_; }
-  // Appends work and returns at once. The work must not throw.
-  Mark enqueue(std::function<void()> work);
-  // Work enqueued from now on starts only when `mark` is reached.
-  void wait_for(const Mark& mark);
+  // Appends work and returns at once. The work must not throw, and may be run again where the
+  // stream is captured into a graph.
+  Mark enqueue(std::function<void()> work, WorkKind kind = WorkKind::kernel);
+  // Work enqueued from now on starts only when `mark` is reached. A mark of a capture takes this
+  // stream into the capture; false where another one holds it.
+  bool wait_for(const Mark& mark);
   // After the work enqueued so far.
   Mark tail();
 
@@ -58,11 +66,19 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
 
   // As enqueue(), but runs the work in this call where nothing has to come before it: for work that
   // takes less time than waking a thread, or whose end the caller waits for anyway.
-  Mark perform(const std::function<void()>& work);
+  Mark perform(const std::function<void()>& work, WorkKind kind = WorkKind::kernel);
   // The same where that can be, else nothing at all.
   bool try_now(const std::function<void()>& work, Mark* mark);
   // Whether all work enqueued so far, and all that it comes after, has run.
   bool idle() const;
+
+  // From now on work is not run but added to the graph. False where it is already.
+  bool join(CapturePoint point);
+  // Null while the stream does not capture.
+  std::shared_ptr<const CapturePoint> capture_point() const;
+  bool capturing() const { return capturing_.load(); }
+  std::shared_ptr<const CapturePoint> leave_capture();
+
   // No more work comes. What is queued still runs; then the thread ends.
   void close();
 
@@ -79,6 +95,8 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   std::vector<Mark> implicitly_after() const;
   bool has_run(std::uint64_t position) const { return completed_.load() >= position; }
   Mark push(Item item);
+  bool capture(std::function<void()>& work, WorkKind kind, Mark* mark);
+  bool capture_wait(const Mark& mark);
   void wait_until(std::uint64_t position);
 
   // With the lock held.
@@ -110,6 +128,8 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   bool worker_alive_ = false;
   bool closed_ = false;
   int waiters_ = 0;
+  std::atomic<bool> capturing_{false};
+  std::shared_ptr<const CapturePoint> capture_point_;
   // Streams whose first item waits for a position of this one.
   std::vector<std::pair<std::uint64_t, std::shared_ptr<Stream>>> subscribers_;
 };
