@@ -494,6 +494,19 @@ def test_pageable_memory_may_change_after_the_call_and_pinned_may_not(memory, st
     call(driver.cuMemFreeHost, int(address))
 
 
+def test_pinned_memory_freed_in_use_lives_until_the_work_is_done(memory, stream, gate):
+    address = call(driver.cuMemHostAlloc, 4 << 20, 0)
+    ctypes.memset(int(address), 3, 4 << 20)
+    target = memory(4 << 20)
+    gate.close(stream)
+    call(driver.cuMemcpyHtoDAsync, target, int(address), 4 << 20, stream)
+    call(driver.cuMemFreeHost, int(address))
+    assert result_of(driver.cuMemFreeHost, int(address)) == Result.CUDA_ERROR_INVALID_VALUE
+    gate.opened.set()
+    call(driver.cuStreamSynchronize, stream)
+    assert (to_host(target, np.empty(4 << 20, np.uint8)) == 3).all()
+
+
 def test_a_copy_to_pageable_memory_returns_when_it_is_done(memory, stream):
     values = np.arange(1 << 16, dtype=np.int32)
     source = to_device(memory, values)
@@ -802,11 +815,21 @@ print(json.dumps([driver.cuStreamGetId(i)[1] for i in (0, 1, 2)]))
     assert null == own != legacy
 
 
+def test_names_are_exported_with_and_without_their_version():
+    libcuda = ctypes.CDLL("libcuda.so.1")
+    for name in ("cuMemAlloc", "cuMemFree", "cuMemcpyHtoDAsync", "cuStreamDestroy", "cuCtxCreate"):
+        both = [getattr(libcuda, name), getattr(libcuda, name + "_v2")]
+        assert len({ctypes.cast(function, ctypes.c_void_p).value for function in both}) == 1
+    with pytest.raises(AttributeError):
+        libcuda.cuModuleLoad  # noqa: B018
+
+
 STRUCTS = {
     "CUuuid": ["bytes"],
     "CUmemLocation": ["type", "id"],
     "CUmemAccessDesc": ["location", "flags"],
     "CUmemPoolProps": ["allocType", "handleTypes", "location", "win32SecurityAttributes"],
+    "CUDA_GRAPH_INSTANTIATE_PARAMS": ["flags", "hUploadStream", "hErrNode_out", "result_out"],
     "CUDA_MEMCPY2D": [
         *("srcXInBytes", "srcY", "srcMemoryType", "srcHost", "srcDevice", "srcArray", "srcPitch"),
         *("dstXInBytes", "dstY", "dstMemoryType", "dstHost", "dstDevice", "dstArray", "dstPitch"),

@@ -12,6 +12,11 @@
 
 namespace emu {
 
+// The C header gives functions with a version in their name under the plain one too. Programs that
+// look names up themselves may ask for either.
+#define ALSO_AS(plain, versioned) \
+  extern "C" CU_API decltype(versioned) plain __attribute__((alias(#versioned)))
+
 // A row of the look-up behind cuGetProcAddress.
 struct DriverFunction {
   const char* name;

@@ -223,6 +223,13 @@ CU_API CUresult cuCtxDisablePeerAccess(CUcontext peer) {
 
 }  // extern "C"
 
+ALSO_AS(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2);
+ALSO_AS(cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2);
+ALSO_AS(cuCtxCreate, cuCtxCreate_v2);
+ALSO_AS(cuCtxDestroy, cuCtxDestroy_v2);
+ALSO_AS(cuCtxPushCurrent, cuCtxPushCurrent_v2);
+ALSO_AS(cuCtxPopCurrent, cuCtxPopCurrent_v2);
+
 std::vector<DriverFunction> emu::context_functions() {
   return {
       row<&cuDevicePrimaryCtxRetain>("cuDevicePrimaryCtxRetain", 7000),

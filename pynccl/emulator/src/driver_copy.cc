@@ -300,6 +300,22 @@ CU_API CUresult cuMemsetD2D32Async(CUdeviceptr to, std::size_t pitch, unsigned v
 
 }  // extern "C"
 
+ALSO_AS(cuMemcpyHtoD, cuMemcpyHtoD_v2);
+ALSO_AS(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2);
+ALSO_AS(cuMemcpyDtoH, cuMemcpyDtoH_v2);
+ALSO_AS(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2);
+ALSO_AS(cuMemcpyDtoD, cuMemcpyDtoD_v2);
+ALSO_AS(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2);
+ALSO_AS(cuMemcpy2D, cuMemcpy2D_v2);
+ALSO_AS(cuMemcpy2DUnaligned, cuMemcpy2DUnaligned_v2);
+ALSO_AS(cuMemcpy2DAsync, cuMemcpy2DAsync_v2);
+ALSO_AS(cuMemsetD8, cuMemsetD8_v2);
+ALSO_AS(cuMemsetD16, cuMemsetD16_v2);
+ALSO_AS(cuMemsetD32, cuMemsetD32_v2);
+ALSO_AS(cuMemsetD2D8, cuMemsetD2D8_v2);
+ALSO_AS(cuMemsetD2D16, cuMemsetD2D16_v2);
+ALSO_AS(cuMemsetD2D32, cuMemsetD2D32_v2);
+
 std::vector<DriverFunction> emu::copy_functions() {
   return {
       row<&cuMemcpy>("cuMemcpy", 4000),

@@ -193,6 +193,8 @@ CU_API CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attrib
 
 }  // extern "C"
 
+ALSO_AS(cuDeviceTotalMem, cuDeviceTotalMem_v2);
+
 std::vector<DriverFunction> emu::device_functions() {
   return {
       row<&cuDeviceGet>("cuDeviceGet", 2000),

@@ -200,14 +200,7 @@ CU_API CUresult cuMemAllocHost_v2(void** pointer, std::size_t bytes) {
 
 CU_API CUresult cuMemFreeHost(void* pointer) {
   return driver_call([&]() -> CUresult {
-    const auto range = remove_pinned(pointer, false);
-    if (!range) return CUDA_ERROR_INVALID_VALUE;
-    // As a GPU's driver: what queued copies still use is not pulled from under them.
-    for (const Mark& mark : Stream::pending(range->device)) {
-      if (!in_host_function()) mark.wait();
-    }
-    std::free(pointer);
-    return CUDA_SUCCESS;
+    return free_pinned_memory(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
@@ -278,6 +271,15 @@ CU_API CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute* attr
 }
 
 }  // extern "C"
+
+ALSO_AS(cuMemGetInfo, cuMemGetInfo_v2);
+ALSO_AS(cuMemAlloc, cuMemAlloc_v2);
+ALSO_AS(cuMemAllocPitch, cuMemAllocPitch_v2);
+ALSO_AS(cuMemFree, cuMemFree_v2);
+ALSO_AS(cuMemGetAddressRange, cuMemGetAddressRange_v2);
+ALSO_AS(cuMemAllocHost, cuMemAllocHost_v2);
+ALSO_AS(cuMemHostRegister, cuMemHostRegister_v2);
+ALSO_AS(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2);
 
 std::vector<DriverFunction> emu::memory_functions() {
   return {

@@ -209,7 +209,7 @@ CU_API CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle
   });
 }
 
-// Graphs allocate no memory of their own. The memory may be used at once, which the order of the stream permits.
+// The memory may be used at once, which the order of the stream permits. Graphs cannot allocate.
 CU_API CUresult cuMemAllocFromPoolAsync(CUdeviceptr* address, std::size_t bytes,
                                         CUmemoryPool handle, CUstream stream) {
   return stream_call(stream, [&](Stream& found) -> CUresult {

@@ -256,6 +256,9 @@ CU_API CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUeven
 
 }  // extern "C"
 
+ALSO_AS(cuStreamDestroy, cuStreamDestroy_v2);
+ALSO_AS(cuEventDestroy, cuEventDestroy_v2);
+
 std::vector<DriverFunction> emu::stream_functions() {
   return {
       row<&cuStreamCreate>("cuStreamCreate", 2000),

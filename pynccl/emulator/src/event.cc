@@ -26,10 +26,14 @@ std::int64_t now() {
 
 void Event::record(Stream& stream) {
   const auto made = std::make_shared<Record>();
-  made->mark = stream.capturing() ? stream.tail() : stream.perform([made_weak = std::weak_ptr<Record>(made)] {
-    // Nobody can ask for the time of a record that is gone.
-    if (const auto record = made_weak.lock()) record->nanoseconds = now();
-  });
+  if (stream.capturing()) {
+    made->mark = stream.tail();
+  } else {
+    made->mark = stream.perform([made_weak = std::weak_ptr<Record>(made)] {
+      // Nobody can ask for the time of a record that is gone.
+      if (const auto record = made_weak.lock()) record->nanoseconds = now();
+    });
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   last_ = made;
 }

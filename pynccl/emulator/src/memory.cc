@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -24,7 +25,7 @@ Pinned& pinned() {
 // Freed memory that queued work may still use.
 struct Leaving {
   std::uintptr_t base;
-  DeviceHeap* heap;
+  DeviceHeap* heap;  // null for host memory
   std::vector<Mark> after;
 };
 
@@ -60,7 +61,21 @@ void reclaim_what_is_done() {
       memory.pop_back();
     }
   }
-  for (const Leaving& memory : gone) memory.heap->reclaim(memory.base);
+  for (const Leaving& memory : gone) {
+    if (memory.heap != nullptr) {
+      memory.heap->reclaim(memory.base);
+    } else {
+      std::free(reinterpret_cast<void*>(memory.base));
+    }
+  }
+}
+
+void leave(Leaving memory) {
+  {
+    const std::lock_guard<std::mutex> lock(leaving().mutex);
+    leaving().memory.push_back(std::move(memory));
+  }
+  reclaim_what_is_done();
 }
 
 std::vector<Mark> what_memory_waits_for(const DeviceHeap& heap) {
@@ -154,11 +169,18 @@ bool free_device_memory_after(void* base, std::vector<Mark> work) {
   if (!allocation) return false;
   const auto pool = find_pool(static_cast<CUmemoryPool>(allocation->pool));
   if (pool != nullptr) pool->subtract(allocation->bytes);
-  {
-    const std::lock_guard<std::mutex> lock(leaving().mutex);
-    leaving().memory.push_back(Leaving{allocation->base, heap, std::move(work)});
+  leave(Leaving{allocation->base, heap, std::move(work)});
+  return true;
+}
+
+bool free_pinned_memory(void* base) {
+  const std::optional<PinnedRange> range = remove_pinned(base, false);
+  if (!range) return false;
+  std::vector<Mark> work;
+  for (int device = 0; device < device_count(); ++device) {
+    for (Mark& mark : Stream::pending(device)) work.push_back(std::move(mark));
   }
-  reclaim_what_is_done();
+  leave(Leaving{range->base, nullptr, std::move(work)});
   return true;
 }
 

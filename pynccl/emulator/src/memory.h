@@ -44,5 +44,7 @@ void* allocate_device_memory(int device, std::size_t bytes, bool managed, void* 
 bool free_device_memory(void* base);
 // The same after given work.
 bool free_device_memory_after(void* base, std::vector<Mark> work);
+// The same for host memory of the driver, and the work of all devices.
+bool free_pinned_memory(void* base);
 
 }  // namespace emu
