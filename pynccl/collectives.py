@@ -1,0 +1,471 @@
+"""The collective operations of a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import byref
+from typing import Any, NamedTuple
+
+from pynccl import bindings, errors
+from pynccl.arrays import Resolved, resolve
+from pynccl.config import CollConfig
+from pynccl.groups import group
+from pynccl.streams import handle_of, make_wait, same
+from pynccl.types import DataType, RedOp
+from pynccl.waiting import Handle
+
+__all__ = ["Collectives", "Plan"]
+
+
+class Plan(NamedTuple):
+    """A call of NCCL with its arguments settled, but for the communicator and what follows it."""
+
+    function: str
+    arguments: tuple[Any, ...]
+    queue: int
+    result: Any
+
+
+class Collectives:
+    """Collective operations: every rank of the communicator calls the same ones in the same order.
+
+    A buffer is a ``DeviceArray``, an object with ``__cuda_array_interface__`` or ``__dlpack__``, or
+    ``(pointer, count, dtype)``; contiguous, on the communicator's GPU. All calls are asynchronous:
+    they return when the operation is queued. ``stream`` is where; None means the array's own current
+    stream where it names one, else the communicator's. ``config`` is a ``CollConfig`` (NCCL 2.31.2).
+
+    Every method returns the receive buffer, and raises ``TypeError`` or ``ValueError`` for arguments
+    that do not fit, before NCCL is called, and an ``NCCLError`` for what NCCL reports.
+    """
+
+    rank: int
+    nranks: int
+    _handle: Handle
+    _ordinal: int
+    _queue: int
+
+    def allreduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any = None,
+        op: Any = RedOp.SUM,
+        *,
+        stream: Any = None,
+        config: CollConfig | None = None,
+    ) -> Any:
+        """Reduce over all ranks and leave the result on all of them.
+
+        ``ncclAllReduce``, NCCL 2.3.5.
+
+        Args:
+            sendbuf: this rank's elements, as many on every rank
+            recvbuf: as many; None for in place
+            op: SUM, PROD, MAX, MIN, AVG, or what ``create_pre_mul_sum`` returned
+        """
+        return self._run(self._allreduce(sendbuf, recvbuf, op, stream), config)
+
+    def reduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any = None,
+        op: Any = RedOp.SUM,
+        root: int | None = None,
+        *,
+        stream: Any = None,
+        config: CollConfig | None = None,
+    ) -> Any:
+        """Reduce over all ranks and leave the result on one.
+
+        ``ncclReduce``, NCCL 2.3.5.
+
+        Args:
+            sendbuf: this rank's elements, as many on every rank
+            recvbuf: as many, on the root; None for in place, and on other ranks
+            op: as of ``allreduce``
+            root: the rank that receives; None makes it an ``allreduce``
+        """
+        if root is None:
+            return self.allreduce(sendbuf, recvbuf, op, stream=stream, config=config)
+        return self._run(self._reduce(sendbuf, recvbuf, op, root, stream), config)
+
+    def broadcast(
+        self,
+        sendbuf: Any,
+        recvbuf: Any = None,
+        root: int = 0,
+        *,
+        stream: Any = None,
+        config: CollConfig | None = None,
+    ) -> Any:
+        """Copy the root's elements to all ranks.
+
+        ``ncclBroadcast``, NCCL 2.3.5.
+
+        Args:
+            sendbuf: the elements on the root; elsewhere not read, and may be None
+            recvbuf: as many, on every rank; None for in place in ``sendbuf``
+            root: the rank that sends
+        """
+        return self._run(self._broadcast(sendbuf, recvbuf, root, stream), config)
+
+    def allgather(
+        self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, config: CollConfig | None = None
+    ) -> Any:
+        """Put the elements of all ranks one after another, on all ranks.
+
+        ``ncclAllGather``, NCCL 2.3.5. In place where ``sendbuf`` is the rank's part of ``recvbuf``.
+
+        Args:
+            sendbuf: this rank's elements, as many on every rank
+            recvbuf: ``nranks`` times as many
+        """
+        return self._run(self._allgather(sendbuf, recvbuf, stream), config)
+
+    def reduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        op: Any = RedOp.SUM,
+        *,
+        stream: Any = None,
+        config: CollConfig | None = None,
+    ) -> Any:
+        """Reduce over all ranks and leave each rank its part of the result.
+
+        ``ncclReduceScatter``, NCCL 2.3.5. In place where ``recvbuf`` is the rank's part of
+        ``sendbuf``.
+
+        Args:
+            sendbuf: ``nranks`` times as many elements as ``recvbuf``
+            recvbuf: the part of this rank, as many on every rank
+            op: as of ``allreduce``
+        """
+        return self._run(self._reduce_scatter(sendbuf, recvbuf, op, stream), config)
+
+    def alltoall(
+        self, sendbuf: Any, recvbuf: Any, *, stream: Any = None, config: CollConfig | None = None
+    ) -> Any:
+        """Send a part to each rank and receive a part from each.
+
+        ``ncclAlltoAll``, NCCL 2.28.3; grouped sends and receives before.
+
+        Args:
+            sendbuf: ``nranks`` parts; the i-th goes to rank i
+            recvbuf: as many elements; the i-th part comes from rank i. Not the same memory
+        """
+        plan = self._alltoall(sendbuf, recvbuf, stream)
+        if bindings.available("ncclAlltoAll"):
+            return self._run(plan, config)
+        _no_config(config)
+        send, recv, count, datatype = plan.arguments
+        step = count * DataType(datatype).itemsize
+        everyone = range(self.nranks)
+        return self._exchange(
+            [(send + peer * step, count, datatype, peer) for peer in everyone],
+            [(recv + peer * step, count, datatype, peer) for peer in everyone],
+            plan,
+        )
+
+    def gather(
+        self,
+        sendbuf: Any,
+        recvbuf: Any = None,
+        root: int = 0,
+        *,
+        stream: Any = None,
+        config: CollConfig | None = None,
+    ) -> Any:
+        """Put the elements of all ranks one after another, on one rank.
+
+        ``ncclGather``, NCCL 2.28.3; grouped sends and receives before.
+
+        Args:
+            sendbuf: this rank's elements, as many on every rank
+            recvbuf: ``nranks`` times as many, on the root; elsewhere not written, and may be None
+            root: the rank that receives
+        """
+        plan = self._gather(sendbuf, recvbuf, root, stream)
+        if bindings.available("ncclGather"):
+            return self._run(plan, config)
+        _no_config(config)
+        send, recv, count, datatype, root = plan.arguments
+        step = count * DataType(datatype).itemsize
+        sources = range(self.nranks) if self.rank == root else ()
+        return self._exchange(
+            [(send, count, datatype, root)],
+            [(recv + peer * step, count, datatype, peer) for peer in sources],
+            plan,
+        )
+
+    def scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        root: int = 0,
+        *,
+        stream: Any = None,
+        config: CollConfig | None = None,
+    ) -> Any:
+        """Give each rank its part of one rank's elements.
+
+        ``ncclScatter``, NCCL 2.28.3; grouped sends and receives before.
+
+        Args:
+            sendbuf: ``nranks`` parts on the root; elsewhere not read, and may be None
+            recvbuf: the part of this rank, as many elements on every rank
+            root: the rank that sends
+        """
+        plan = self._scatter(sendbuf, recvbuf, root, stream)
+        if bindings.available("ncclScatter"):
+            return self._run(plan, config)
+        _no_config(config)
+        send, recv, count, datatype, root = plan.arguments
+        step = count * DataType(datatype).itemsize
+        targets = range(self.nranks) if self.rank == root else ()
+        return self._exchange(
+            [(send + peer * step, count, datatype, peer) for peer in targets],
+            [(recv, count, datatype, root)],
+            plan,
+        )
+
+    def prepare(self, operation: str, *buffers: Any, **arguments: Any) -> Callable[[], Any]:
+        """Settle a collective's arguments once; each call of what is returned issues it.
+
+        Args:
+            operation: the name of a collective method, such as ``"allreduce"``
+            buffers, arguments: what the method takes; the arrays are kept, and must stay where
+                they are
+        Raises:
+            ValueError: there is no such collective
+        """
+        if operation not in _PREPARED:
+            raise ValueError(f"operation {operation!r}: must be one of {', '.join(_PREPARED)}")
+        config = arguments.pop("config", None)
+        if not bindings.available(_PREPARED[operation]):
+            method = getattr(self, operation)
+            return lambda: method(*buffers, config=config, **arguments)
+        plan = getattr(self, f"_{operation}")(*buffers, **arguments)
+        return self._prepared(plan, config, buffers)
+
+    def _prepared(
+        self, plan: Plan, config: CollConfig | None, keep: tuple[Any, ...]
+    ) -> Callable[[], Any]:
+        name, arguments, queue, result = plan
+        handle = self._handle
+        tail: tuple[Any, ...] = (queue,)
+        if config is not None:
+            name += "Config"
+            tail = (queue, byref(config.to_struct()))
+        function = getattr(bindings, name)
+
+        def issue(_keep: tuple[Any, ...] = keep) -> Any:
+            code = function(*arguments, handle.value, *tail)
+            if code:
+                errors.check(code, name, handle.value)
+            return result
+
+        return issue
+
+    def _run(self, plan: Plan, config: CollConfig | None) -> Any:
+        name, arguments, queue, result = plan
+        comm = self._handle.value or self._gone()
+        if config is not None:
+            name += "Config"
+            struct = config.to_struct()
+            code = getattr(bindings, name)(*arguments, comm, queue, byref(struct))
+        else:
+            code = getattr(bindings, name)(*arguments, comm, queue)
+        if code:
+            errors.check(code, name, comm)
+        return result
+
+    def _gone(self) -> int:
+        raise ValueError("the communicator was destroyed or aborted")
+
+    def _exchange(
+        self,
+        sends: list[tuple[int, int, int, int]],
+        receives: list[tuple[int, int, int, int]],
+        plan: Plan,
+    ) -> Any:
+        """Send and receive (pointer, count, data type, peer) in one group."""
+        comm = self._handle.value or self._gone()
+        with group():
+            for send in sends:
+                errors.check(bindings.ncclSend(*send, comm, plan.queue), "ncclSend", comm)
+            for receive in receives:
+                errors.check(bindings.ncclRecv(*receive, comm, plan.queue), "ncclRecv", comm)
+        return plan.result
+
+    def _buffer(self, buffer: Any, argument: str) -> Resolved:
+        found = resolve(buffer, argument)
+        if found.device != self._ordinal and found.device >= 0:
+            raise ValueError(
+                f"{argument} is on GPU {found.device}, the communicator on GPU {self._ordinal}"
+            )
+        return found
+
+    def _pair(
+        self, sendbuf: Any, recvbuf: Any, send_parts: int, recv_parts: int
+    ) -> tuple[Resolved, Resolved]:
+        """Resolve two buffers whose counts are to each other as the parts."""
+        send = self._buffer(sendbuf, "sendbuf")
+        recv = self._buffer(recvbuf, "recvbuf")
+        if send.datatype != recv.datatype or send.parts != recv.parts:
+            raise TypeError(
+                f"sendbuf has {_type_name(send)} and recvbuf {_type_name(recv)}: they must be equal"
+            )
+        if send.count * recv_parts != recv.count * send_parts:
+            have = f"sendbuf has {send.count // send.parts} and recvbuf {recv.count // recv.parts}"
+            raise ValueError(f"{have} elements: {_ratio(send_parts, recv_parts)}")
+        return send, recv
+
+    def _stream_for(self, stream: Any, *buffers: Resolved) -> int:
+        if stream is None:
+            own = buffers[0].stream
+            queue = self._queue if own is None else own
+        else:
+            queue = handle_of(stream)
+        for buffer in buffers:
+            made_on = buffer.stream
+            if made_on is not None and made_on != queue and not same(made_on, queue):
+                make_wait(queue, made_on)
+        return queue
+
+    def _check_root(self, root: int, argument: str = "root") -> None:
+        if not isinstance(root, int) or not 0 <= root < self.nranks:
+            raise ValueError(f"{argument} {root!r}: must be a rank from 0 to {self.nranks - 1}")
+
+    def _allreduce(
+        self, sendbuf: Any, recvbuf: Any = None, op: Any = RedOp.SUM, stream: Any = None
+    ) -> Plan:
+        if recvbuf is None:
+            send = recv = self._buffer(sendbuf, "sendbuf")
+            recvbuf = sendbuf
+            queue = self._stream_for(stream, send)
+        else:
+            send, recv = self._pair(sendbuf, recvbuf, 1, 1)
+            queue = self._stream_for(stream, send, recv)
+        if send.parts != 1:
+            _check_complex(op)
+        arguments = (send.ptr, recv.ptr, send.count, send.datatype, op)
+        return Plan("ncclAllReduce", arguments, queue, recvbuf)
+
+    def _reduce(
+        self,
+        sendbuf: Any,
+        recvbuf: Any = None,
+        op: Any = RedOp.SUM,
+        root: int = 0,
+        stream: Any = None,
+    ) -> Plan:
+        self._check_root(root)
+        if recvbuf is None:
+            recvbuf = sendbuf
+        send, recv = self._pair(sendbuf, recvbuf, 1, 1)
+        if send.parts != 1:
+            _check_complex(op)
+        arguments = (send.ptr, recv.ptr, send.count, send.datatype, op, root)
+        return Plan("ncclReduce", arguments, self._stream_for(stream, send, recv), recvbuf)
+
+    def _broadcast(
+        self, sendbuf: Any, recvbuf: Any = None, root: int = 0, stream: Any = None
+    ) -> Plan:
+        self._check_root(root)
+        if sendbuf is None and self.rank == root:
+            raise TypeError("sendbuf is None on the root")
+        if recvbuf is None:
+            recvbuf = sendbuf
+        if sendbuf is None:
+            sendbuf = recvbuf
+        send, recv = self._pair(sendbuf, recvbuf, 1, 1)
+        arguments = (send.ptr, recv.ptr, send.count, send.datatype, root)
+        return Plan("ncclBroadcast", arguments, self._stream_for(stream, send, recv), recvbuf)
+
+    def _allgather(self, sendbuf: Any, recvbuf: Any, stream: Any = None) -> Plan:
+        send, recv = self._pair(sendbuf, recvbuf, 1, self.nranks)
+        arguments = (send.ptr, recv.ptr, send.count, send.datatype)
+        return Plan("ncclAllGather", arguments, self._stream_for(stream, send, recv), recvbuf)
+
+    def _reduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, op: Any = RedOp.SUM, stream: Any = None
+    ) -> Plan:
+        send, recv = self._pair(sendbuf, recvbuf, self.nranks, 1)
+        if send.parts != 1:
+            _check_complex(op)
+        arguments = (send.ptr, recv.ptr, recv.count, send.datatype, op)
+        return Plan("ncclReduceScatter", arguments, self._stream_for(stream, send, recv), recvbuf)
+
+    def _alltoall(self, sendbuf: Any, recvbuf: Any, stream: Any = None) -> Plan:
+        send, recv = self._pair(sendbuf, recvbuf, 1, 1)
+        if send.count % self.nranks:
+            raise ValueError(
+                f"sendbuf has {send.count // send.parts} elements, which {self.nranks} ranks cannot "
+                "share evenly; alltoallv takes a count per rank"
+            )
+        arguments = (send.ptr, recv.ptr, send.count // self.nranks, send.datatype)
+        return Plan("ncclAlltoAll", arguments, self._stream_for(stream, send, recv), recvbuf)
+
+    def _gather(
+        self, sendbuf: Any, recvbuf: Any = None, root: int = 0, stream: Any = None
+    ) -> Plan:
+        self._check_root(root)
+        if self.rank != root:
+            send = self._buffer(sendbuf, "sendbuf")
+            arguments = (send.ptr, 0, send.count, send.datatype, root)
+            return Plan("ncclGather", arguments, self._stream_for(stream, send), recvbuf)
+        if recvbuf is None:
+            raise TypeError("recvbuf is None on the root")
+        send, recv = self._pair(sendbuf, recvbuf, 1, self.nranks)
+        arguments = (send.ptr, recv.ptr, send.count, send.datatype, root)
+        return Plan("ncclGather", arguments, self._stream_for(stream, send, recv), recvbuf)
+
+    def _scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, stream: Any = None) -> Plan:
+        self._check_root(root)
+        if self.rank != root:
+            recv = self._buffer(recvbuf, "recvbuf")
+            arguments = (0, recv.ptr, recv.count, recv.datatype, root)
+            return Plan("ncclScatter", arguments, self._stream_for(stream, recv), recvbuf)
+        if sendbuf is None:
+            raise TypeError("sendbuf is None on the root")
+        send, recv = self._pair(sendbuf, recvbuf, self.nranks, 1)
+        arguments = (send.ptr, recv.ptr, recv.count, send.datatype, root)
+        return Plan("ncclScatter", arguments, self._stream_for(stream, send, recv), recvbuf)
+
+
+_PREPARED = {
+    "allreduce": "ncclAllReduce",
+    "reduce": "ncclReduce",
+    "broadcast": "ncclBroadcast",
+    "allgather": "ncclAllGather",
+    "reduce_scatter": "ncclReduceScatter",
+    "alltoall": "ncclAlltoAll",
+    "gather": "ncclGather",
+    "scatter": "ncclScatter",
+}
+
+
+def _check_complex(op: Any) -> None:
+    if op not in (RedOp.SUM, RedOp.AVG):
+        raise TypeError(f"op {op!r}: complex numbers are reduced with SUM and AVG only")
+
+
+def _no_config(config: CollConfig | None) -> None:
+    if config is not None:
+        config.to_struct()  # says which release it needs
+
+
+def _type_name(buffer: Resolved) -> str:
+    name = DataType(buffer.datatype).name.lower()
+    return name if buffer.parts == 1 else f"complex of {name}"
+
+
+def _ratio(send_parts: int, recv_parts: int) -> str:
+    if send_parts == recv_parts:
+        return "they must have as many"
+    if send_parts == 1:
+        return f"recvbuf must have {recv_parts} times as many, one part from each rank"
+    return (
+        f"sendbuf must have {send_parts} times as many, one part for each rank; reduce_scatterv and "
+        "scatterv take a count per rank"
+    )

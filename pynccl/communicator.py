@@ -1,0 +1,676 @@
+"""Communicators: how they are made, divided, changed and ended."""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from ctypes import byref, c_int, c_uint64, c_void_p
+from enum import IntFlag
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import numpy.typing
+
+from pynccl import bindings, errors, library
+from pynccl.compute import computing
+from pynccl.config import Config
+from pynccl.device_array import DeviceArray
+from pynccl.one_sided import OneSided
+from pynccl.resources import CustomRedOp
+from pynccl.streams import handle_of
+from pynccl.types import (
+    SPLIT_NOCOLOR,
+    CommMemStat,
+    DataType,
+    Result,
+    ScalarResidence,
+    UniqueIdStruct,
+)
+from pynccl.unique_id import UniqueId
+from pynccl.waiting import Handle, StreamWait, poll
+
+if TYPE_CHECKING:
+    from cuda.core import Device, Stream
+
+__all__ = ["CTAPolicy", "CommShrinkFlag", "CommSuspendFlag", "Communicator", "WindowFlag"]
+
+
+class CTAPolicy(IntFlag):
+    """How collectives use the GPU's multiprocessors (``NCCL_CTA_POLICY_…``)."""
+
+    DEFAULT = 0x00
+    EFFICIENCY = 0x01
+    ZERO = 0x02
+
+
+class CommShrinkFlag(IntFlag):
+    """What ``shrink`` does first (``NCCL_SHRINK_…``)."""
+
+    DEFAULT = 0x00
+    ABORT = 0x01
+
+
+class CommSuspendFlag(IntFlag):
+    """What ``suspend`` gives back (``NCCL_SUSPEND_…``)."""
+
+    MEM = 0x01
+
+
+class WindowFlag(IntFlag):
+    """How a window is registered (``NCCL_WIN_…``)."""
+
+    DEFAULT = 0x00
+    COLL_SYMMETRIC = 0x01
+    STRICT_ORDERING = 0x02
+    GIN_ONLY = 0x04
+    CFT_COUNTED = 0x08
+
+
+class Communicator(OneSided):
+    """One rank of a group of GPUs that communicate.
+
+    Made by ``from_mpi``, ``init``, ``init_all``, ``split``, ``shrink`` and ``grow``. Use it in a
+    ``with`` block, or call ``destroy``: a communicator that is merely dropped stays behind in NCCL,
+    with a ``ResourceWarning``, since its end needs all ranks.
+
+    Attributes:
+        rank: this rank, from 0
+        nranks: number of ranks
+    """
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        raise TypeError(
+            "a communicator is made by Communicator.from_mpi, .init, .init_all, .split, .shrink or "
+            ".grow"
+        )
+
+    @classmethod
+    def _make(
+        cls, value: int, nranks: int, rank: int, ordinal: int, queue: int, timeout: float | None
+    ) -> Communicator:
+        made = object.__new__(cls)
+        made._handle = Handle(value)
+        made._pending = None
+        made._ordinal = ordinal
+        made._queue = queue
+        made._finalized = False
+        made._stream = None
+        made.nranks = nranks
+        made.rank = rank
+        made._wait = StreamWait(ordinal, queue, made._handle, timeout)
+        _alive.add(made)
+        return made
+
+    _pending: c_void_p | None
+    _finalized: bool
+    _stream: Any
+    _wait: StreamWait
+
+    @classmethod
+    def init(
+        cls,
+        nranks: int,
+        rank: int,
+        unique_id: UniqueId | Sequence[UniqueId],
+        config: Config | None = None,
+        *,
+        device: Device | int | None = None,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Communicator:
+        """Make a communicator with the ranks that hold the same unique id.
+
+        ``ncclCommInitRankConfig`` (NCCL 2.14.3); with several ids ``ncclCommInitRankScalable``
+        (2.23.4). Blocks until all ranks have come, unless the config or a group says otherwise.
+
+        Args:
+            unique_id: what one rank got from ``get_unique_id``; or several, the same on all ranks
+            device: this rank's GPU; None for the current one
+            stream: where operations go that name no other; None for CUDA's default stream
+            timeout: seconds after which ``synchronize`` gives up; None for never
+        Raises:
+            ValueError: the rank is not one of ``nranks``
+            NCCLError: NCCL could not make it
+        """
+        library.require_gpu()
+        if nranks < 1 or not 0 <= rank < nranks:
+            raise ValueError(f"rank {rank} of {nranks}: rank must be from 0 to nranks - 1")
+        ordinal = _current(device)
+        queue = 0 if stream is None else handle_of(stream)
+        made = cls._make(0, nranks, rank, ordinal, queue, timeout)
+        made._stream = stream
+        struct = None if config is None else config.to_struct()
+        pointer = None if struct is None else byref(struct)
+        target = c_void_p()
+        made._pending = target
+        if isinstance(unique_id, UniqueId):
+            name = "ncclCommInitRankConfig"
+            code = bindings.ncclCommInitRankConfig(
+                byref(target), nranks, unique_id.struct, rank, pointer
+            )
+        else:
+            name = "ncclCommInitRankScalable"
+            ids = (UniqueIdStruct * len(unique_id))(*(one.struct for one in unique_id))
+            code = bindings.ncclCommInitRankScalable(
+                byref(target), nranks, rank, len(unique_id), ids, pointer
+            )
+        made._adopt(code, name)
+        return made
+
+    @classmethod
+    def init_all(cls, devices: int | Iterable[int] | None = None) -> list[Communicator]:
+        """Make communicators for several GPUs of this process, one a GPU (``ncclCommInitAll``).
+
+        NCCL 2.3.5. Blocks. Calls for all of them from one thread belong in a ``group()``.
+
+        Args:
+            devices: ordinals, by rank; a number for the first GPUs; None for all
+        Raises:
+            ValueError: a device does not exist, or is named twice
+        """
+        from cuda.core import Device
+
+        library.require_gpu()
+        have = len(Device.get_all_devices())
+        if devices is None:
+            devices = have
+        ordinals = list(range(devices)) if isinstance(devices, int) else list(devices)
+        for ordinal in ordinals:
+            _check_device(ordinal, have)
+        if len(set(ordinals)) != len(ordinals):
+            raise ValueError(f"devices {ordinals}: each GPU can be one rank only")
+        if not ordinals:
+            return []
+        for ordinal in ordinals:
+            Device(ordinal).set_current()
+        handles = (c_void_p * len(ordinals))()
+        list_of_devices = (c_int * len(ordinals))(*ordinals)
+        errors.check(
+            bindings.ncclCommInitAll(handles, len(ordinals), list_of_devices), "ncclCommInitAll"
+        )
+        return [
+            cls._make(int(handle or 0), len(ordinals), rank, ordinal, 0, None)
+            for rank, (handle, ordinal) in enumerate(zip(handles, ordinals))
+        ]
+
+    @classmethod
+    def from_mpi(
+        cls,
+        comm: Any,
+        device: Device | int | None = None,
+        config: Config | None = None,
+        timeout: float | None = None,
+        *,
+        stream: Any = None,
+    ) -> Communicator:
+        """Make a communicator with the ranks of an MPI communicator. Collective over those.
+
+        This rank's GPU is chosen by its place on its node, also where the scheduler shows each task
+        a single GPU. Where any rank cannot go on, all raise the same error.
+
+        Args:
+            comm: an mpi4py intracommunicator
+            device: this rank's GPU, in place of the choice
+            config, timeout, stream: as of ``init``
+        Raises:
+            RuntimeError: two ranks share a GPU, a rank failed, or the launcher is another MPI's
+            TypeError: ``comm`` is no intracommunicator
+        """
+        from pynccl import bootstrap
+
+        return bootstrap.from_mpi(cls, comm, device, config, timeout, stream)
+
+    def _adopt(self, code: int, name: str) -> None:
+        """Take the handle that NCCL has written, or will write at the end of a group."""
+        if code not in (Result.SUCCESS, Result.IN_PROGRESS):
+            _alive.discard(self)
+            self._pending = None
+        errors.check(code, name)
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._pending is not None and self._pending.value:
+            self._handle.value = self._pending.value
+            self._pending = None
+
+    def _gone(self) -> int:
+        self._settle()
+        if self._handle.value:
+            return self._handle.value
+        if self._pending is not None:
+            raise ValueError("the communicator is made only when the group ends")
+        raise ValueError("the communicator was destroyed or aborted")
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Block until a communicator that is not blocking has done what was last asked of it.
+
+        Raises:
+            NCCLTimeout: it was not ready after ``timeout`` seconds
+            NCCLError: it failed
+        """
+        comm = self.ptr or self._gone()
+        if not poll(lambda: self._handle.asynchronous_error() != Result.IN_PROGRESS, timeout):
+            raise errors.NCCLTimeout(
+                Result.TIMEOUT, "wait_ready", f"still in progress after {timeout:g} s"
+            )
+        errors.check(self._handle.asynchronous_error(), "ncclCommGetAsyncError", comm)
+
+    @property
+    def size(self) -> int:
+        """The same as ``nranks``."""
+        return self.nranks
+
+    @property
+    def ptr(self) -> int:
+        """NCCL's handle (``ncclComm_t``); 0 once the communicator is gone."""
+        self._settle()
+        return self._handle.value
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the communicator was neither destroyed nor aborted."""
+        return self.ptr != 0
+
+    @property
+    def device(self) -> Device:
+        """This rank's GPU."""
+        from cuda.core import Device
+
+        return Device(self._ordinal)
+
+    @property
+    def stream(self) -> Stream:
+        """Where operations go that name no other stream."""
+        from cuda.core import Stream
+
+        if self._stream is None or isinstance(self._stream, int):
+            self._stream = Stream.from_handle(self._queue)
+        return self._stream
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> DeviceArray:
+        """Return an array on this rank's GPU, with whatever contents.
+
+        Raises:
+            TypeError: NCCL has no such dtype
+            NCCLCudaError: the GPU's memory does not suffice
+        """
+        return DeviceArray.allocate(shape, dtype, self._ordinal, self._queue, self._wait)
+
+    def asarray(self, values: numpy.typing.ArrayLike, dtype: Any = None) -> DeviceArray:
+        """Return a copy, on this rank's GPU, of an array in host memory.
+
+        Raises:
+            TypeError: NCCL has no such dtype
+        """
+        host = numpy.asarray(values)
+        made = self.empty(host.shape, host.dtype if dtype is None else dtype)
+        made.set(host)
+        return made
+
+    def compute(self) -> AbstractContextManager[Any]:
+        """Return a context whose value is cupy, or numpy on the emulator.
+
+        Arithmetic inside is ordered on the communicator's stream: after what is queued there, and
+        before what comes next.
+        """
+        return computing(self._ordinal, self._queue, self._wait)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block until the work queued on the communicator's stream is done. Ctrl-C ends it.
+
+        Args:
+            timeout: seconds; None for what the communicator was made with
+        Raises:
+            NCCLTimeout: it took longer; the communicator can be aborted
+            NCCLError: an operation failed after its call had returned
+        """
+        if not (self._handle.value or self._gone()):
+            return
+        self._wait(timeout)
+
+    def create_pre_mul_sum(self, scalar: Any, dtype: Any = None) -> CustomRedOp:
+        """Return a reduction that multiplies by a scalar, then sums.
+
+        ``ncclRedOpCreatePreMulSum``, NCCL 2.11.4. Each rank's scalar applies to its own elements.
+
+        Args:
+            scalar: a number; or a buffer of one element on the GPU, which is read when a collective
+                runs
+            dtype: of the arrays to reduce; may be left out for a buffer
+        Raises:
+            TypeError: a number without a dtype, or a complex dtype
+        """
+        comm = self._handle.value or self._gone()
+        made = c_int()
+        if isinstance(scalar, (int, float, numpy.generic)):
+            if dtype is None:
+                raise TypeError("dtype: a number needs the dtype of the arrays to reduce")
+            datatype, parts = _datatype(dtype)
+            host = numpy.array(scalar).astype(_numpy_dtype(dtype))
+            pointer, residence = host.ctypes.data, ScalarResidence.HOST_IMMEDIATE
+            keep: Any = None
+        else:
+            found = self._buffer(scalar, "scalar")
+            datatype, parts = found.datatype, found.parts
+            if found.count != 1:
+                raise ValueError(f"scalar has {found.count} elements; it must have one")
+            pointer, residence, keep = found.ptr, ScalarResidence.DEVICE, scalar
+        if parts != 1:
+            raise TypeError("a complex scalar cannot be multiplied by; scale the array instead")
+        code = bindings.ncclRedOpCreatePreMulSum(byref(made), pointer, datatype, residence, comm)
+        errors.check(code, "ncclRedOpCreatePreMulSum", comm)
+        return CustomRedOp(self._handle, made.value, keep)
+
+    def split(
+        self, color: int | None = None, key: int = 0, config: Config | None = None
+    ) -> Communicator | None:
+        """Divide the communicator (``ncclCommSplit``, NCCL 2.18.1). Collective; blocks.
+
+        Args:
+            color: ranks of the same color, 0 or more, make up a communicator; None for none
+            key: orders the ranks there; equal keys keep their order
+            config: None to inherit
+        Returns:
+            The new communicator; None where ``color`` is
+        Raises:
+            ValueError: the color is negative
+        """
+        comm = self._handle.value or self._gone()
+        if color is not None and color < 0:
+            raise ValueError(f"color {color} must be 0 or more, or None")
+        none = color is None
+        return self._child(
+            "ncclCommSplit",
+            config,
+            lambda new, struct: bindings.ncclCommSplit(
+                comm, SPLIT_NOCOLOR if none else color, key, new, struct
+            ),
+            none,
+        )
+
+    def shrink(
+        self,
+        exclude: Sequence[int],
+        config: Config | None = None,
+        flag: CommShrinkFlag = CommShrinkFlag.DEFAULT,
+    ) -> Communicator:
+        """Make a communicator without some ranks (``ncclCommShrink``, NCCL 2.27.3). Blocks.
+
+        Called by the ranks that stay, and by no other.
+
+        Args:
+            exclude: ranks that are left out
+            flag: ``CommShrinkFlag.ABORT`` stops the work of this communicator first, as is needed
+                after a failure
+        Raises:
+            ValueError: this rank is excluded, or a rank does not exist
+        """
+        comm = self._handle.value or self._gone()
+        for rank in exclude:
+            self._check_root(rank, "exclude: rank")
+        if self.rank in exclude:
+            raise ValueError(f"exclude {list(exclude)}: rank {self.rank} must not call shrink")
+        ranks = (c_int * len(exclude))(*exclude)
+        made = self._child(
+            "ncclCommShrink",
+            config,
+            lambda new, struct: bindings.ncclCommShrink(
+                comm, ranks, len(exclude), new, struct, flag
+            ),
+        )
+        assert made is not None
+        return made
+
+    def get_unique_id(self) -> UniqueId:
+        """Return the id for one ``grow`` (``ncclCommGetUniqueId``, NCCL 2.29.2)."""
+        comm = self._handle.value or self._gone()
+        made = UniqueId()
+        errors.check(
+            bindings.ncclCommGetUniqueId(comm, byref(made.struct)), "ncclCommGetUniqueId", comm
+        )
+        return made
+
+    def grow(
+        self, nranks: int, unique_id: UniqueId | None = None, config: Config | None = None
+    ) -> Communicator:
+        """Make a larger communicator with new ranks (``ncclCommGrow``, NCCL 2.29.2). Blocks.
+
+        All ranks of this communicator call it; those that join call ``Communicator.join``. Ranks
+        keep their numbers, and the new ones follow.
+
+        Args:
+            nranks: size of the new communicator
+            unique_id: on the one rank that got it from ``get_unique_id``; None on others
+        Raises:
+            ValueError: ``nranks`` is not larger than this communicator
+        """
+        comm = self._handle.value or self._gone()
+        if nranks <= self.nranks:
+            raise ValueError(f"nranks {nranks} must be more than the {self.nranks} that there are")
+        pointer = None if unique_id is None else byref(unique_id.struct)
+        made = self._child(
+            "ncclCommGrow",
+            config,
+            lambda new, struct: bindings.ncclCommGrow(comm, nranks, pointer, -1, new, struct),
+        )
+        assert made is not None
+        return made
+
+    @classmethod
+    def join(
+        cls,
+        nranks: int,
+        rank: int,
+        unique_id: UniqueId,
+        config: Config | None = None,
+        *,
+        device: Device | int | None = None,
+    ) -> Communicator:
+        """Join a communicator that grows (``ncclCommGrow``, NCCL 2.29.2). Blocks.
+
+        Args:
+            nranks: size of the grown communicator
+            rank: this process's rank there
+            unique_id: what a rank of the communicator got from its ``get_unique_id``
+        """
+        library.require_gpu()
+        made = cls._make(0, nranks, rank, _current(device), 0, None)
+        struct = None if config is None else config.to_struct()
+        target = made._pending = c_void_p()
+        code = bindings.ncclCommGrow(
+            0,
+            nranks,
+            byref(unique_id.struct),
+            rank,
+            byref(target),
+            None if struct is None else byref(struct),
+        )
+        made._adopt(code, "ncclCommGrow")
+        return made
+
+    def _child(
+        self, name: str, config: Config | None, call: Any, none: bool = False
+    ) -> Communicator | None:
+        from cuda.core import Device
+
+        Device(self._ordinal).set_current()
+        struct = None if config is None else config.to_struct()
+        target = c_void_p()
+        code = call(byref(target), None if struct is None else byref(struct))
+        errors.check(code, name, self._handle.value)
+        if none:
+            return None
+        made = self._make(0, -1, -1, self._ordinal, self._queue, self._wait.timeout)
+        made._stream = self._stream
+        made._pending = target
+        made._settle()
+        if made._handle.value and code == Result.SUCCESS:
+            made._read_shape()
+        return made
+
+    def _read_shape(self) -> None:
+        number = c_int()
+        comm = self._handle.value
+        errors.check(bindings.ncclCommCount(comm, byref(number)), "ncclCommCount", comm)
+        self.nranks = number.value
+        errors.check(bindings.ncclCommUserRank(comm, byref(number)), "ncclCommUserRank", comm)
+        self.rank = number.value
+
+    def revoke(self) -> None:
+        """Stop the work under way and take no more (``ncclCommRevoke``, NCCL 2.28.7).
+
+        Every rank that is left calls it; then split, shrink, destroy and abort are possible, and
+        finalize is not.
+        """
+        comm = self._handle.value or self._gone()
+        self._finalized = True  # there is nothing left to finalize
+        errors.check(bindings.ncclCommRevoke(comm, 0), "ncclCommRevoke", comm)
+
+    def suspend(self, flags: CommSuspendFlag = CommSuspendFlag.MEM) -> None:
+        """Give memory back; nothing may be asked of it until ``resume``.
+
+        ``ncclCommSuspend``, NCCL 2.29.7. Called by all ranks, when no operation is under way.
+        """
+        comm = self._handle.value or self._gone()
+        errors.check(bindings.ncclCommSuspend(comm, flags), "ncclCommSuspend", comm)
+
+    def resume(self) -> None:
+        """End a ``suspend`` (``ncclCommResume``, NCCL 2.29.7)."""
+        comm = self._handle.value or self._gone()
+        errors.check(bindings.ncclCommResume(comm), "ncclCommResume", comm)
+
+    def get_mem_stat(self, stat: CommMemStat) -> int:
+        """Return a statistic of its GPU memory, in bytes (``ncclCommMemStats``, NCCL 2.29.7).
+
+        ``GPU_MEM_SUSPENDED`` is 1 while the communicator is suspended, else 0.
+        """
+        comm = self._handle.value or self._gone()
+        value = c_uint64()
+        errors.check(bindings.ncclCommMemStats(comm, stat, byref(value)), "ncclCommMemStats", comm)
+        return value.value
+
+    def get_async_error(self) -> Result:
+        """Return how the communicator is doing (``ncclCommGetAsyncError``, NCCL 2.4.2)."""
+        if not (self._handle.value or self._gone()):
+            return Result.SUCCESS
+        return Result(self._handle.asynchronous_error())
+
+    def get_last_error(self) -> str:
+        """Return NCCL's account of the last error (``ncclGetLastError``, NCCL 2.13.4)."""
+        return (bindings.ncclGetLastError(self.ptr) or b"").decode(errors="replace")
+
+    def finalize(self) -> None:
+        """Wait for all work; then only ``destroy`` is left (``ncclCommFinalize``, NCCL 2.14.3).
+
+        Called by all ranks. A second call is without effect.
+        """
+        comm = self._handle.value or self._gone()
+        if self._finalized:
+            return
+        self._finalized = True
+        code = bindings.ncclCommFinalize(comm)
+        errors.check(code, "ncclCommFinalize", comm)
+        if code == Result.IN_PROGRESS:
+            self.wait_ready()
+
+    def destroy(self) -> None:
+        """Finalize and free the communicator (``ncclCommDestroy``). Idempotent.
+
+        Arrays made by it stay usable.
+
+        Raises:
+            NCCLError: work under way failed; the communicator is freed all the same
+        """
+        if not self.ptr:
+            return
+        try:
+            self.finalize()
+        except errors.NCCLError:
+            self.abort()
+            raise
+        comm, self._handle.value = self._handle.value, 0
+        _alive.discard(self)
+        errors.check(bindings.ncclCommDestroy(comm), "ncclCommDestroy")
+
+    def abort(self) -> None:
+        """Stop the work under way and free the communicator (``ncclCommAbort``). Idempotent."""
+        comm, self._handle.value = self.ptr, 0
+        _alive.discard(self)
+        if comm:
+            errors.check(bindings.ncclCommAbort(comm), "ncclCommAbort")
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.destroy()
+        else:
+            self.abort()
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and handle.value and not _ending:
+            warnings.warn(
+                f"communicator (rank {self.rank} of {self.nranks}) was dropped without destroy() or "
+                "abort(); it stays behind in NCCL",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def __repr__(self) -> str:
+        if not self.is_valid:
+            return f"<Communicator rank {self.rank} of {self.nranks}, destroyed>"
+        return f"<Communicator rank {self.rank} of {self.nranks} on GPU {self._ordinal}>"
+
+
+_alive: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_ending: list[bool] = []
+
+
+@atexit.register
+def _abort_the_rest() -> None:
+    """Leave no work behind that would keep the process from ending."""
+    _ending.append(True)
+    for comm in list(_alive):
+        handle = comm._handle
+        value, handle.value = handle.value, 0
+        if value:
+            bindings.ncclCommAbort(value)
+
+
+def _current(device: Device | int | None) -> int:
+    """Make a GPU current to this thread and return its ordinal."""
+    from cuda.core import Device
+
+    if isinstance(device, int):
+        _check_device(device, len(Device.get_all_devices()))
+    chosen = device if isinstance(device, Device) else Device(device)
+    chosen.set_current()
+    return chosen.device_id
+
+
+def _check_device(ordinal: int, have: int) -> None:
+    if not 0 <= ordinal < have:
+        raise ValueError(f"device {ordinal} does not exist: this process sees {have} GPUs")
+
+
+def _datatype(dtype: Any) -> tuple[DataType, int]:
+    from pynccl.arrays import datatype_of
+
+    return datatype_of(dtype)
+
+
+def _numpy_dtype(dtype: Any) -> numpy.dtype[Any]:
+    from pynccl.arrays import numpy_dtype
+
+    return numpy_dtype(dtype)

@@ -1,0 +1,75 @@
+"""Any stream object as a handle, and the order between streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["check_driver", "handle_of", "make_wait", "same"]
+
+# Handles with a meaning: the legacy default stream has two.
+LEGACY = 1
+
+
+def handle_of(stream: Any) -> int:
+    """Return the CUDA handle of a stream.
+
+    Args:
+        stream: a ``cuda.core.Stream``, anything with ``__cuda_stream__``, a CuPy or PyTorch
+            stream, or the handle itself
+    Raises:
+        TypeError: it is no stream
+    """
+    if isinstance(stream, int):
+        return stream
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        version, handle = protocol() if callable(protocol) else protocol
+        if version != 0:
+            raise TypeError(f"stream: version {version} of __cuda_stream__ is not known")
+        return int(handle)
+    for attribute in ("cuda_stream", "ptr"):
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return handle
+    raise TypeError(
+        f"stream is a {type(stream).__name__}; it must be a cuda.core.Stream, an object with "
+        "__cuda_stream__, or a handle"
+    )
+
+
+def same(one: int, other: int) -> bool:
+    """Tell whether two handles name one stream."""
+    return one == other or (one in (0, LEGACY) and other in (0, LEGACY))
+
+
+def make_wait(consumer: int, producer: int) -> None:
+    """Make what comes next on one stream wait for what is queued on another."""
+    if same(consumer, producer):
+        return
+    from cuda.bindings import driver
+
+    event = check_driver(
+        driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate"
+    )
+    try:
+        check_driver(driver.cuEventRecord(event, producer), "cuEventRecord")
+        check_driver(driver.cuStreamWaitEvent(consumer, event, 0), "cuStreamWaitEvent")
+    finally:
+        driver.cuEventDestroy(event)  # lives on until the wait is over
+
+
+def check_driver(answer: tuple[Any, ...], function: str) -> Any:
+    """Return what a driver function gave, or raise for its error.
+
+    Raises:
+        NCCLCudaError: naming the function and CUDA's own words
+    """
+    result = answer[0]
+    if result == 0:
+        return answer[1] if len(answer) > 1 else None
+    from cuda.bindings import driver
+
+    from pynccl.errors import NCCLCudaError
+
+    text = driver.cuGetErrorString(result)[1] or b""
+    raise NCCLCudaError(1, function, f"{result.name} ({text.decode()})")
