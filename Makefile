@@ -25,6 +25,7 @@ BIN := $(VENV)/bin
 COMMA := ,
 EXTRA_MPI := $(if $(filter-out system,$(MPI)),$(COMMA)$(MPI))
 MPIRUN = MPIEXEC_TIMEOUT=$(MPI_TIMEOUT) $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
+SCRIPTS := .ci/run scripts/pythons scripts/which_mpi
 PYTEST = $(BIN)/python -m pytest -q
 
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -43,6 +44,8 @@ endif
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
+# The emulator shows as many GPUs as there are ranks.
+demo: export PYNCCL_EMULATOR_DEVICES ?= $(shell echo $$(($(RANKS) > 8 ? $(RANKS) : 8)))
 demo: $(VENV)/ready-examples $(VENV)/ready-emulator
 	$(MPIRUN) -n $(RANKS) $(BIN)/python -m mpi4py examples/data_parallel.py $(ARGS)
 
@@ -68,9 +71,11 @@ smoke: $(VENV)/ready-examples $(VENV)/ready-emulator
 	@echo "== examples/collectives.py on 3 ranks ($(MPI))"
 	$(MPIRUN) -n 3 $(BIN)/python -m mpi4py examples/collectives.py </dev/null
 
-# A part of the single-process tests on every other Python that this machine has.
+# The tests in tests/mpi on every other Python that this machine has.
 test-python:
-	scripts/test_pythons $(PYTHON)
+	@set -e; for python in $$(scripts/pythons $(PYTHON)); do \
+	    $(MAKE) PYTHON=$$python VENV=.venv-$${python##*/} test-2; \
+	done
 
 # What needs GPUs, on this machine's.
 test-gpu: $(VENV)/ready-test

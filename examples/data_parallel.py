@@ -172,8 +172,8 @@ def main(world, args):
             train(comm, alone, *(comm.asarray(samples) for samples in known), args)
             difference = np.abs(weights.get() - alone.get())[1:].max()
             print(
-                f"weights of {comm.nranks} ranks and of one alone differ by at most {difference:.1e} "
-                f"(allowed: {args.tolerance:.0e})"
+                f"weights of {comm.nranks} ranks and of one alone differ by at most "
+                f"{difference:.1e} (allowed: {args.tolerance:.0e})"
             )
             assert difference <= args.tolerance
 
