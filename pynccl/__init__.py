@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from pynccl import bindings as bindings
     from pynccl import emulator as emulator
     from pynccl.communicator import (
-        Communicator,
         CommShrinkFlag,
         CommSuspendFlag,
+        Communicator,
         CTAPolicy,
         WindowFlag,
     )
@@ -97,21 +97,21 @@ _MODULES = ("bindings", "emulator", "library", "mpi", "types")
 __all__ = [
     "AVG",
     "BFLOAT16",
+    "FLOAT8_E4M3",
+    "FLOAT8_E5M2",
     "FLOAT16",
     "FLOAT32",
     "FLOAT64",
-    "FLOAT8_E4M3",
-    "FLOAT8_E5M2",
+    "INT8",
     "INT32",
     "INT64",
-    "INT8",
     "MAX",
     "MIN",
     "PROD",
     "SUM",
+    "UINT8",
     "UINT32",
     "UINT64",
-    "UINT8",
     "CTAPolicy",
     "CollConfig",
     "CommMemStat",

@@ -91,8 +91,9 @@ def numpy_dtype(dtype: Any) -> numpy.dtype[Any]:
     if isinstance(name, str) and ("bfloat16" in name or "float8" in name):
         import ml_dtypes
 
-        return numpy.dtype(getattr(ml_dtypes, name))
-    return numpy.dtype(name)
+        name = getattr(ml_dtypes, name)
+    known: numpy.dtype[Any] = numpy.dtype(name)
+    return known
 
 
 def resolve(buffer: Any, argument: str = "buffer") -> Resolved:

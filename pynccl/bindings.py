@@ -46,7 +46,7 @@ def _bind(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
+def __getattr__(name: str) -> Any:
     if name not in FUNCTIONS:
         raise AttributeError(f"nccl.h has no function {name!r}")
     bound = globals()[name] = _bind(name)

@@ -1,11 +1,11 @@
-"""From MPI to a communicator: unique ids, the rank's GPU, and agreement where a rank cannot go on."""
+"""From MPI to a communicator: unique ids, the rank's GPU, and agreement on failure."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pynccl import library
 from pynccl.types import UNIQUE_ID_BYTES, version_code, version_text
@@ -16,21 +16,19 @@ if TYPE_CHECKING:
 
 __all__ = ["from_mpi", "local_place"]
 
-Made = TypeVar("Made", bound="Communicator")
-
 # Ranks that share one unique id where the library takes several: the bootstrap of a group this
 # size is quick on one root, and its work grows with the size.
 RANKS_PER_ID = 128
 
 
 def from_mpi(
-    cls: type[Made],
+    cls: type[Communicator],
     comm: Any,
     device: Any,
     config: Any,
     timeout: float | None,
     stream: Any,
-) -> Made:
+) -> Communicator:
     """Do what ``Communicator.from_mpi`` says."""
     _check_intracommunicator(comm)
     check_launcher(comm)
@@ -86,8 +84,8 @@ def check_launcher(comm: Any) -> None:
             raise RuntimeError(
                 f"MPI.COMM_WORLD has one rank, but the launcher started {value} ({name}={value}): "
                 "mpirun belongs to another MPI than the library that mpi4py has loaded "
-                f"({_mpi_library()}). Use the mpirun beside that library, or point MPI4PY_LIBMPI at "
-                "the launcher's"
+                f"({_mpi_library()}). Use the mpirun beside that library, or point MPI4PY_LIBMPI "
+                "at the launcher's"
             )
     step = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     inside_mpirun = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))

@@ -31,10 +31,11 @@ class Collectives:
 
     A buffer is a ``DeviceArray``, an object with ``__cuda_array_interface__`` or ``__dlpack__``, or
     ``(pointer, count, dtype)``; contiguous, on the communicator's GPU. All calls are asynchronous:
-    they return when the operation is queued. ``stream`` is where; None means the array's own current
-    stream where it names one, else the communicator's. ``config`` is a ``CollConfig`` (NCCL 2.31.2).
+    they return when the operation is queued. ``stream`` is where; None means the array's own
+    current stream where it names one, else the communicator's. ``config`` is a ``CollConfig``
+    (NCCL 2.31.2).
 
-    Every method returns the receive buffer, and raises ``TypeError`` or ``ValueError`` for arguments
+    Every method returns the receive buffer. It raises ``TypeError`` or ``ValueError`` for arguments
     that do not fit, before NCCL is called, and an ``NCCLError`` for what NCCL reports.
     """
 
@@ -400,8 +401,8 @@ class Collectives:
         send, recv = self._pair(sendbuf, recvbuf, 1, 1)
         if send.count % self.nranks:
             raise ValueError(
-                f"sendbuf has {send.count // send.parts} elements, which {self.nranks} ranks cannot "
-                "share evenly; alltoallv takes a count per rank"
+                f"sendbuf has {send.count // send.parts} elements, which {self.nranks} ranks "
+                "cannot share evenly; alltoallv takes a count per rank"
             )
         arguments = (send.ptr, recv.ptr, send.count // self.nranks, send.datatype)
         return Plan("ncclAlltoAll", arguments, self._stream_for(stream, send, recv), recvbuf)
@@ -466,6 +467,6 @@ def _ratio(send_parts: int, recv_parts: int) -> str:
     if send_parts == 1:
         return f"recvbuf must have {recv_parts} times as many, one part from each rank"
     return (
-        f"sendbuf must have {send_parts} times as many, one part for each rank; reduce_scatterv and "
-        "scatterv take a count per rank"
+        f"sendbuf must have {send_parts} times as many, one part for each rank; reduce_scatterv "
+        "and scatterv take a count per rank"
     )

@@ -16,6 +16,7 @@ import numpy
 import numpy.typing
 
 from pynccl import bindings, errors, library
+from pynccl.arrays import datatype_of, numpy_dtype
 from pynccl.compute import computing
 from pynccl.config import Config
 from pynccl.device_array import DeviceArray
@@ -349,13 +350,13 @@ class Communicator(OneSided):
         if isinstance(scalar, (int, float, numpy.generic)):
             if dtype is None:
                 raise TypeError("dtype: a number needs the dtype of the arrays to reduce")
-            datatype, parts = _datatype(dtype)
-            host = numpy.array(scalar).astype(_numpy_dtype(dtype))
+            datatype, parts = datatype_of(dtype)
+            host = numpy.array(scalar).astype(numpy_dtype(dtype))
             pointer, residence = host.ctypes.data, ScalarResidence.HOST_IMMEDIATE
             keep: Any = None
         else:
             found = self._buffer(scalar, "scalar")
-            datatype, parts = found.datatype, found.parts
+            datatype, parts = DataType(found.datatype), found.parts
             if found.count != 1:
                 raise ValueError(f"scalar has {found.count} elements; it must have one")
             pointer, residence, keep = found.ptr, ScalarResidence.DEVICE, scalar
@@ -621,8 +622,8 @@ class Communicator(OneSided):
         handle = getattr(self, "_handle", None)
         if handle is not None and handle.value and not _ending:
             warnings.warn(
-                f"communicator (rank {self.rank} of {self.nranks}) was dropped without destroy() or "
-                "abort(); it stays behind in NCCL",
+                f"communicator (rank {self.rank} of {self.nranks}) was dropped without destroy() "
+                "or abort(); it stays behind in NCCL",
                 ResourceWarning,
                 stacklevel=2,
             )
@@ -634,13 +635,14 @@ class Communicator(OneSided):
 
 
 _alive: weakref.WeakSet[Communicator] = weakref.WeakSet()
-_ending: list[bool] = []
+_ending = False
 
 
 @atexit.register
 def _abort_the_rest() -> None:
     """Leave no work behind that would keep the process from ending."""
-    _ending.append(True)
+    global _ending
+    _ending = True
     for comm in list(_alive):
         handle = comm._handle
         value, handle.value = handle.value, 0
@@ -656,21 +658,9 @@ def _current(device: Device | int | None) -> int:
         _check_device(device, len(Device.get_all_devices()))
     chosen = device if isinstance(device, Device) else Device(device)
     chosen.set_current()
-    return chosen.device_id
+    return int(chosen.device_id)
 
 
 def _check_device(ordinal: int, have: int) -> None:
     if not 0 <= ordinal < have:
         raise ValueError(f"device {ordinal} does not exist: this process sees {have} GPUs")
-
-
-def _datatype(dtype: Any) -> tuple[DataType, int]:
-    from pynccl.arrays import datatype_of
-
-    return datatype_of(dtype)
-
-
-def _numpy_dtype(dtype: Any) -> numpy.dtype[Any]:
-    from pynccl.arrays import numpy_dtype
-
-    return numpy_dtype(dtype)

@@ -247,7 +247,7 @@ class DeviceArray:
         return {**self._interface(), "stream": self._stream or 1}
 
     def __array__(
-        self, dtype: numpy.typing.DTypeLike = None, copy: bool | None = None
+        self, dtype: Any = None, copy: bool | None = None
     ) -> numpy.ndarray[Any, Any]:
         if library.backend() != "emulator":
             raise TypeError("the array is in GPU memory; get() copies it to the host")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 from pynccl.types import Result
 
 __all__ = [
@@ -24,7 +27,7 @@ class NCCLError(RuntimeError):
     """What NCCL reported.
 
     Attributes:
-        result: the code (``pynccl.Result``, or the bare number of a code this package does not know)
+        result: the code: a ``pynccl.Result``, or the bare number of a code not known here
         function: the function of ``nccl.h`` that was called
         detail: NCCL's own account of it (``ncclGetLastError``), possibly empty
     """
@@ -138,8 +141,9 @@ def check(result: int, function: str, comm: int = 0) -> None:
     """
     if result in (Result.SUCCESS, Result.IN_PROGRESS):
         return
-    from pynccl import bindings, library
-
+    # These import this module, and are needed only here, where something has failed.
+    bindings: Any = import_module("pynccl.bindings")
+    library: Any = import_module("pynccl.library")
     detail = ""
     if bindings.available("ncclGetLastError"):
         detail = (bindings.ncclGetLastError(comm) or b"").decode(errors="replace").strip()

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, c_char_p, c_int, c_int8, c_int16, c_int32, c_int64, c_size_t
-from ctypes import c_uint, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_int,
+    c_int8,
+    c_int16,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from typing import Any, NamedTuple
 
 from pynccl.types import UniqueIdStruct

@@ -54,7 +54,7 @@ def group_end(*, simulate: bool = False) -> GroupSimInfo | None:
         )
     info = initialized("ncclSimInfo_t", library.load().version)
     errors.check(bindings.ncclGroupSimulateEnd(byref(info)), "ncclGroupSimulateEnd")
-    return GroupSimInfo(float(info.estimatedTime))  # type: ignore[attr-defined]
+    return GroupSimInfo(float(info.estimatedTime))
 
 
 def discard() -> None:

@@ -47,7 +47,8 @@ class OneSided(Uneven):
         """Register memory of all ranks as a window (``ncclCommWindowRegister``, NCCL 2.27.3).
 
         Collective, and blocks until all ranks have come, unless in a group. The buffer begins at a
-        multiple of 4096 bytes, as that of ``pynccl.mem_alloc`` does, and is kept while it is registered.
+        multiple of 4096 bytes, as that of ``pynccl.mem_alloc`` does, and is kept while it is
+        registered.
 
         Args:
             flags: ``WindowFlag``

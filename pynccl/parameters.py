@@ -62,6 +62,6 @@ def set_encryption(mode: EncryptionMode, psk: str | bytes | None = None) -> None
     if mode == EncryptionMode.PSK and not psk:
         raise ValueError("psk: encryption by a shared key needs the key")
     struct = initialized("ncclEncryptionConfig_t", max(library.load().version, 23203))
-    struct.mode = mode  # type: ignore[attr-defined]
-    struct.psk = psk.encode() if isinstance(psk, str) else psk  # type: ignore[attr-defined]
+    struct.mode = mode
+    struct.psk = psk.encode() if isinstance(psk, str) else psk
     errors.check(bindings.ncclSetEncryption(byref(struct)), "ncclSetEncryption")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_char, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -344,7 +344,7 @@ STRUCTURES: dict[str, tuple[StructureField, ...]] = {
 """Every versioned structure of ``nccl.h``, field by field."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def structure(name: str, version: int) -> type[ctypes.Structure]:
     """Return the ctypes class of a structure as a release of NCCL knows it.
 

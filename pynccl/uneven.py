@@ -55,9 +55,9 @@ class _Parts:
 class Uneven(PointToPoint):
     """Collectives with a count, and optionally a displacement, for each rank.
 
-    ``counts[i]`` elements begin ``displs[i]`` elements into the buffer; without ``displs`` the parts
-    follow one another. Counts may be zero. All ranks give the same ``counts`` where they speak of
-    the same parts. Asynchronous, like the other collectives, and in one group each.
+    ``counts[i]`` elements begin ``displs[i]`` elements into the buffer; without ``displs`` the
+    parts follow one another. Counts may be zero. All ranks give the same ``counts`` where they
+    speak of the same parts. Asynchronous, like the other collectives, and in one group each.
     """
 
     def allgatherv(

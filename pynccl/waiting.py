@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable
 from ctypes import byref, c_int
+from functools import cache
 
 from pynccl import bindings, errors
 from pynccl.streams import check_driver
@@ -13,8 +15,12 @@ from pynccl.types import Result
 __all__ = ["Handle", "StreamWait", "poll"]
 
 # How long a wait asks without sleeping, and the longest sleep between two questions, in seconds.
-EAGER = 50e-6
+EAGER = 200e-6
 LONGEST_SLEEP = 1e-3
+# How long a wait inside the driver may keep Ctrl-C waiting, in milliseconds.
+SLICE = 50
+
+SUCCESS, NOT_READY = 0, 600  # of CUresult
 
 
 class Handle:
@@ -35,6 +41,10 @@ class Handle:
         )
         return state.value
 
+    def failed(self) -> bool:
+        """Tell whether the communicator has an asynchronous error."""
+        return self.asynchronous_error() not in (Result.SUCCESS, Result.IN_PROGRESS)
+
     def raise_asynchronous_error(self) -> None:
         """Raise for an error that happened after a call returned."""
         errors.check(self.asynchronous_error(), "an operation of the communicator", self.value)
@@ -50,8 +60,17 @@ def poll(done: Callable[[], bool], timeout: float | None) -> bool:
             return False
         if elapsed > EAGER:
             pause = min(LONGEST_SLEEP, pause + 20e-6)
-        time.sleep(pause)
+            time.sleep(pause)
     return True
+
+
+@cache
+def _driver_wait() -> Callable[[int, int], int] | None:
+    """Return the driver's own wait of limited length, which CUDA's does not have."""
+    function = getattr(ctypes.CDLL("libcuda.so.1"), "pynccl_stream_wait", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_void_p, ctypes.c_uint]
+    return function
 
 
 class StreamWait:
@@ -79,22 +98,12 @@ class StreamWait:
             NCCLTimeout: it took longer than it may
             NCCLError: the communicator has an asynchronous error
         """
-        from cuda.bindings import driver
         from cuda.core import Device
 
         Device(self.device).set_current()
         limit = self.timeout if timeout is None else timeout
-        not_ready = driver.CUresult.CUDA_ERROR_NOT_READY
-
-        def done() -> bool:
-            answer = driver.cuStreamQuery(self.stream)
-            if answer[0] != not_ready:
-                check_driver(answer, "cuStreamQuery")
-                return True
-            state = self.handle.asynchronous_error()
-            return state not in (Result.SUCCESS, Result.IN_PROGRESS)
-
-        if not poll(done, limit):
+        wait = _driver_wait()
+        if not (self._ask(limit) if wait is None else self._wait_in_driver(wait, limit)):
             raise errors.NCCLTimeout(
                 Result.TIMEOUT,
                 "synchronize",
@@ -102,3 +111,29 @@ class StreamWait:
                 "operation. The communicator can be aborted",
             )
         self.handle.raise_asynchronous_error()
+
+    def _ask(self, limit: float | None) -> bool:
+        from cuda.bindings import driver
+
+        def done() -> bool:
+            answer = driver.cuStreamQuery(self.stream)
+            if answer[0] == NOT_READY:
+                return self.handle.failed()
+            check_driver(answer, "cuStreamQuery")
+            return True
+
+        return poll(done, limit)
+
+    def _wait_in_driver(self, wait: Callable[[int, int], int], limit: float | None) -> bool:
+        slice_ = SLICE if limit is None else min(SLICE, int(limit * 1000) + 1)
+        end = None if limit is None else time.monotonic() + limit
+        while (result := wait(self.stream, slice_)) == NOT_READY:
+            if self.handle.failed():
+                return True
+            if end is not None and time.monotonic() >= end:
+                return False
+        if result != SUCCESS:
+            from cuda.bindings import driver
+
+            check_driver((driver.CUresult(result),), "waiting for the stream")
+        return True

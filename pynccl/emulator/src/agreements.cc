@@ -23,12 +23,12 @@ ncclResult_t Communicator::agree(const Statement& statement) {
   mine.statements[number % 2] = statement;
   mine.agreements.store(number);
   if (agreed.add(1) == target) agreed.wake_all();
-  const bool all_came = wait(
+  const Outcome outcome = wait(
       agreed, [&] { return static_cast<std::int32_t>(agreed.value.load() - target) >= 0; },
       [&](int r) { return region_->rank(r).agreements.load() < number; },
       [] { return std::string("an agreement of all ranks (split, registration of a window)"); },
-      revoked_);
-  return all_came ? ncclSuccess : failure();
+      revoked_ ? Patience::despite_failure : Patience::endless);
+  return outcome == Outcome::ready ? ncclSuccess : failure();
 }
 
 ncclResult_t Communicator::split(int color, int key, Child* child) {
@@ -67,11 +67,12 @@ ncclResult_t Communicator::hand_out(const std::vector<int>& members, std::uint32
     word.wake_all();
   }
   const auto given = [&] { return word.value.load() == number; };
-  const bool came = wait(
+  const bool despite_failure = revoked_ || (number & shrink_letter) != 0;
+  const Outcome outcome = wait(
       word, given, [&](int r) { return r == first && !given(); },
       [] { return std::string("the creation of a communicator from this one"); },
-      revoked_ || (number & shrink_letter) != 0);
-  if (!came) return (number & shrink_letter) != 0 ? ncclRemoteError : failure();
+      despite_failure ? Patience::despite_failure : Patience::endless);
+  if (outcome != Outcome::ready) return (number & shrink_letter) != 0 ? ncclRemoteError : failure();
   child->id = leader.letter;
   return ncclSuccess;
 }
@@ -115,10 +116,10 @@ ncclResult_t Communicator::grow(int nranks, const ncclUniqueId* id, Child* child
     header.growths.wake_all();
   }
   const auto given = [&] { return header.growths.value.load() == number; };
-  const bool came = wait(
+  const Outcome outcome = wait(
       header.growths, given, [&](int) { return !given(); },
       [] { return std::string("the unique id of a growth"); });
-  if (!came) return failure();
+  if (outcome != Outcome::ready) return failure();
   growth_id_open_ = false;
   child->id = header.growth_id;
   child->nranks = nranks;

@@ -4,7 +4,6 @@
 
 #include "communicator.h"
 #include "error.h"
-#include "point_to_point.h"
 
 namespace emu {
 
@@ -33,34 +32,36 @@ void copy_unless_same(void* destination, const void* source, std::size_t bytes) 
 
 }  // namespace
 
-void Communicator::run(const std::vector<Operation>& operations) {
-  if (cannot_go_on()) return;
-  Exchange exchanged(operations);
-  // What peers may wait for comes first: they need not issue the rest in the same group.
-  if (!exchanged.empty()) post_sends(exchanged);
-  for (const Operation& operation : operations) {
-    const bool gives = operation.kind == Kind::put || operation.kind == Kind::signal;
-    if (gives && !put(operation)) return;
+Outcome Communicator::collective(const Operation& operation, Progress& progress) {
+  if (progress.stage == 0) {
+    progress.small = largest_contribution(operation, nranks_) <= inline_bytes;
+    contribute(operation, ++collectives_, progress.small);
+    progress.stage = 1;
   }
-  for (const Operation& operation : operations) {
-    if (is_collective(operation.kind)) run_collective(operation);
-    if (cannot_go_on()) return;
-  }
-  if (!exchanged.empty() && !exchange(exchanged)) return;
-  for (const Operation& operation : operations) {
-    if (operation.kind == Kind::wait_signal && !wait_for_signal(operation)) return;
-  }
-}
-
-void Communicator::run_collective(Operation operation) {
-  const std::uint64_t number = ++collectives_;
+  const std::uint64_t number = collectives_;
   const int place = static_cast<int>((number - 1) % 2);
   Meeting& meeting = region_->header().meetings[place];
-  RankRecord& mine = region_->rank(rank_);
+  if (progress.stage == 1) {
+    const Outcome arrived = meet(meeting.arrived, 2 * number - 1, operation, progress);
+    if (arrived != Outcome::ready) return arrived;
+    if (!same_everywhere(place)) return Outcome::failed;
+    if (!share(operation, place, progress.small)) return Outcome::failed;
+    // A copy in the region stays until the next meeting but one; buffers are free only when all
+    // have read them.
+    if (progress.small) return Outcome::ready;
+    finished_target_[place] += static_cast<std::uint32_t>(nranks_);
+    come_to(meeting.finished, 2 * number, finished_target_[place]);
+    progress.stage = 2;
+  }
+  return meet(meeting.finished, 2 * number, operation, progress);
+}
+
+// Leaves what the others need to know, and to read, where they find it.
+void Communicator::contribute(Operation operation, std::uint64_t number, bool small) {
+  const int place = static_cast<int>((number - 1) % 2);
   if (operation.scalar_on_device != nullptr) {
     std::memcpy(operation.scalar, operation.scalar_on_device, size_of(operation.type));
   }
-  const bool small = largest_contribution(operation, nranks_) <= inline_bytes;
   Contribution& contribution = region_->contribution(place, rank_);
   contribution.call = operation;
   contribution.send = reinterpret_cast<std::uintptr_t>(operation.send);
@@ -70,26 +71,29 @@ void Communicator::run_collective(Operation operation) {
     const std::size_t bytes = send_bytes(operation, rank_, nranks_);
     if (bytes != 0) std::memcpy(region_->inline_data(place, rank_), operation.send, bytes);
   }
+  SharedWord& arrived = region_->header().meetings[place].arrived;
+  arrived_target_[place] += static_cast<std::uint32_t>(nranks_);
+  come_to(arrived, 2 * number - 1, arrived_target_[place]);
+}
 
-  const auto meet = [&](SharedWord& word, std::uint32_t target, std::uint64_t step) {
-    mine.meetings.store(step, std::memory_order_release);
-    if (word.add(1) == target) word.wake_all();
-    return wait(
-        word, [&] { return static_cast<std::int32_t>(word.value.load() - target) >= 0; },
-        [&](int r) { return region_->rank(r).meetings.load() < step; },
-        [&] {
-          return format("operation %llu (%s)", static_cast<unsigned long long>(number),
-                        describe(operation).c_str());
-        });
-  };
-  const auto ranks = static_cast<std::uint32_t>(nranks_);
-  const auto times_used = static_cast<std::uint32_t>((number + 1) / 2);
-  if (!meet(meeting.arrived, times_used * ranks, 2 * number - 1)) return;
-  if (!same_everywhere(place)) return;
-  if (!share(operation, place, small)) return;
-  if (small) return;  // each rank's copy in the region stays until the next meeting but one
-  finished_target_[place] += ranks;
-  meet(meeting.finished, finished_target_[place], 2 * number);
+void Communicator::come_to(SharedWord& word, std::uint64_t step, std::uint32_t target) {
+  region_->rank(rank_).meetings.store(step, std::memory_order_release);
+  if (word.add(1) == target) word.wake_all();
+}
+
+Outcome Communicator::meet(SharedWord& word, std::uint64_t step, const Call& call,
+                           const Progress& progress) {
+  const bool arrival = step % 2 == 1;
+  const int place = static_cast<int>((step - 1) / 2 % 2);
+  const std::uint32_t target = arrival ? arrived_target_[place] : finished_target_[place];
+  return wait(
+      word, [&] { return static_cast<std::int32_t>(word.value.load() - target) >= 0; },
+      [&](int r) { return region_->rank(r).meetings.load() < step; },
+      [&] {
+        return format("operation %llu (%s)", static_cast<unsigned long long>((step + 1) / 2),
+                      describe(call).c_str());
+      },
+      progress.may_block ? Patience::endless : Patience::short_of);
 }
 
 bool Communicator::same_everywhere(int meeting) {

@@ -65,10 +65,10 @@ ncclResult_t Communicator::join(const ncclUniqueId& id, int nranks, int rank,
   SharedWord& joined = region_->header().joined;
   const auto complete = [&] { return joined.value.load() == static_cast<std::uint32_t>(nranks_); };
   if (joined.add(1) == static_cast<std::uint32_t>(nranks_)) joined.wake_all();
-  const bool all_came = wait(
+  const Outcome outcome = wait(
       joined, complete, [&](int) { return !complete(); },
       [] { return std::string("the creation of the communicator"); });
-  if (!all_came) return failure();
+  if (outcome != Outcome::ready) return failure();
   region_->close_creator_fd();
   result = check_devices();
   return result != ncclSuccess ? result : take_memory();
@@ -174,8 +174,16 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
   const std::shared_ptr<Stream>& first = streams.front();
   for (std::size_t i = 1; i < streams.size(); ++i) first->wait_for(streams[i]->tail());
   if (last_work_.stream != nullptr && last_work_.stream != first) first->wait_for(last_work_);
-  last_work_ = first->enqueue(
-      [self = shared_from_this(), operations = std::move(operations)] { self->run(operations); });
+  const auto work = std::make_shared<const std::vector<Operation>>(std::move(operations));
+  const auto progress = std::make_shared<Progress>();
+  last_work_ = first->enqueue_steps(
+      [self = shared_from_this(), work] {
+        Progress anew;
+        self->advance(*work, anew, true);
+      },
+      [self = shared_from_this(), work, progress](bool may_block) {
+        return self->advance(*work, *progress, may_block);
+      });
   for (std::size_t i = 1; i < streams.size(); ++i) streams[i]->wait_for(last_work_);
   return ncclSuccess;
 }

@@ -19,6 +19,22 @@ namespace emu {
 
 struct Exchange;
 
+enum class Outcome { ready, failed, later };
+
+// How long a wait may take: till its end, also for a communicator that has failed, or one nap.
+enum class Patience { endless, despite_failure, short_of };
+
+// How far a piece of work has come.
+struct Progress {
+  bool begun = false;
+  bool may_block = true;
+  std::size_t collective = 0;  // index of the operation that is under way
+  int stage = 0;               // of it
+  bool small = false;
+  std::size_t signal = 0;  // index of the first operation that may still wait for a signal
+  std::shared_ptr<Exchange> exchange;
+};
+
 // A user-defined reduction: its handle is ncclNumOps plus its place in the list.
 struct CustomOp {
   bool alive;
@@ -120,9 +136,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t agree(const Statement& statement);
   ncclResult_t hand_out(const std::vector<int>& members, std::uint32_t number, Child* child);
 
-  // Runs on a stream; one at a time, in the order of launch().
-  void run(const std::vector<Operation>& operations);
-  void run_collective(Operation operation);
+  // Runs on a stream; one at a time, in the order of launch(). Whether it is done: where it may not
+  // block it gives up after some milliseconds, to be called again.
+  bool advance(const std::vector<Operation>& operations, Progress& progress, bool may_block);
+  Outcome begin(const std::vector<Operation>& operations, Progress& progress);
+  Outcome work(const std::vector<Operation>& operations, Progress& progress);
+  Outcome collective(const Operation& operation, Progress& progress);
+  void contribute(Operation operation, std::uint64_t number, bool small);
+  void come_to(SharedWord& word, std::uint64_t step, std::uint32_t target);
+  Outcome meet(SharedWord& word, std::uint64_t step, const Call& call, const Progress& progress);
   bool same_everywhere(int meeting);
   bool share(const Operation& operation, int meeting, bool small);
   bool share_reduction(const Operation& operation, int meeting, bool small);
@@ -133,20 +155,20 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   unsigned char* destination(int meeting, int rank);
   unsigned char* peer_address(int peer, std::uint64_t address);
 
-  bool exchange(Exchange& exchange);
+  Outcome exchange(Exchange& exchange, bool may_block);
   void post_sends(Exchange& exchange);
   bool take_posts(Exchange& exchange);
   bool put(const Operation& operation);
-  bool wait_for_signal(const Operation& operation);
+  Outcome wait_for_signal(const Operation& operation, bool may_block);
 
   using Missing = std::function<bool(int rank)>;
   using Doing = std::function<std::string()>;
-  // Waits until `ready`, sleeping on `word`. False where the communicator failed, was aborted or
+  // Waits until `ready`, sleeping on `word`. Fails where the communicator failed, was aborted or
   // revoked. `missing` tells whether a rank is waited for: its death or departure is a failure of
   // all, reported with what this rank was `doing`.
   template <class Ready, class IsMissing, class Describe>
-  bool wait(SharedWord& word, const Ready& ready, const IsMissing& missing, const Describe& doing,
-            bool despite_failure = false);
+  Outcome wait(SharedWord& word, const Ready& ready, const IsMissing& missing,
+               const Describe& doing, Patience patience = Patience::endless);
   bool cannot_go_on();
   // Whether one was lost. The communicator has failed then, and last_error() tells.
   bool look_for_lost_ranks(const Missing& missing, const Doing& doing);
@@ -178,7 +200,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string error_text_;
 
   // Of the running work alone.
+  std::atomic<bool> running_{false};
   std::uint64_t collectives_ = 0;
+  std::array<std::uint32_t, 2> arrived_target_{};
   std::array<std::uint32_t, 2> finished_target_{};
   std::vector<std::shared_ptr<PeerMemory>> peers_;
   std::vector<std::array<std::uint32_t, signal_places>> signals_taken_;
@@ -191,21 +215,24 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 };
 
 template <class Ready, class IsMissing, class Describe>
-bool Communicator::wait(SharedWord& word, const Ready& ready, const IsMissing& missing,
-                        const Describe& doing, bool despite_failure) {
+Outcome Communicator::wait(SharedWord& word, const Ready& ready, const IsMissing& missing,
+                           const Describe& doing, Patience patience) {
   for (int spins = spins_for(nranks_); spins > 0; --spins) {
-    if (ready()) return true;
+    if (ready()) return Outcome::ready;
     pause();
   }
   constexpr int nap = 50;  // milliseconds
   const int naps_between_looks = 2 + nranks_ / 32;
   for (int naps = 1;; ++naps) {
     const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
-    if (ready()) return true;
-    if (!despite_failure && cannot_go_on()) return false;
+    if (ready()) return Outcome::ready;
+    if (patience != Patience::despite_failure && cannot_go_on()) return Outcome::failed;
     word.sleep(seen, nap);
-    if (ready()) return true;
-    if (naps % naps_between_looks == 0 && look_for_lost_ranks(missing, doing)) return false;
+    if (ready()) return Outcome::ready;
+    if (patience == Patience::short_of) return Outcome::later;
+    if (naps % naps_between_looks == 0 && look_for_lost_ranks(missing, doing)) {
+      return Outcome::failed;
+    }
   }
 }
 

@@ -116,13 +116,20 @@ std::optional<Allocation> DeviceHeap::find(std::uintptr_t address) const {
 }
 
 std::size_t DeviceHeap::take(std::size_t bytes) {
-  // Smallest range that suffices; of equal ones the lowest.
-  const auto best = by_size_.lower_bound({bytes, 0});
-  if (best == by_size_.end()) return npos;
-  const auto [found, offset] = *best;
-  erase_free(free_.find(offset));
-  if (found > bytes) insert_free(offset + bytes, found - bytes);
-  return offset;
+  // What fills pages begins at one: windows must. Smallest range that suffices; of equal ones the
+  // lowest.
+  const std::size_t unit = bytes >= page ? page : alignment;
+  for (auto best = by_size_.lower_bound({bytes, 0}); best != by_size_.end(); ++best) {
+    const auto [found, offset] = *best;
+    const std::size_t start = round_up(offset, unit);
+    if (start + bytes > offset + found) continue;
+    erase_free(free_.find(offset));
+    if (start > offset) insert_free(offset, start - offset);
+    const std::size_t rest = offset + found - (start + bytes);
+    if (rest > 0) insert_free(start + bytes, rest);
+    return start;
+  }
+  return npos;
 }
 
 void DeviceHeap::give_back(std::size_t offset, std::size_t bytes) {

@@ -130,6 +130,16 @@ CU_API CUresult cuStreamSynchronize(CUstream handle) {
   });
 }
 
+// Not of CUDA: waits so long at most, and is CUDA_ERROR_NOT_READY where that was not enough. A
+// caller that must look after signals or a timeout waits in slices.
+CU_API CUresult pynccl_stream_wait(CUstream handle, unsigned milliseconds) {
+  return stream_call(handle, [&](Stream& stream) {
+    if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
+    const bool reached = stream.tail().wait_for(std::chrono::milliseconds(milliseconds));
+    return reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  });
+}
+
 CU_API CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned flags) {
   return work_call(handle, [&](Stream& stream) -> CUresult {
     if (flags > 1) return CUDA_ERROR_INVALID_VALUE;

@@ -41,7 +41,7 @@ void* allocate_device_memory(int device, std::size_t bytes, bool managed, void* 
 
 // Ends an allocation: the pointer is invalid at once, and its memory is allocated again only when
 // the work queued on the device so far has run. False for what is no allocation.
-bool free_device_memory(void* base);
+EMU_API bool free_device_memory(void* base);
 // The same after given work.
 bool free_device_memory_after(void* base, std::vector<Mark> work);
 // The same for host memory of the driver, and the work of all devices.

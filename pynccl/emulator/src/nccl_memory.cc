@@ -5,6 +5,7 @@
 #include "error.h"
 #include "exported.h"
 #include "group.h"
+#include "memory.h"
 
 using namespace emu;
 
@@ -74,8 +75,7 @@ NCCL_FUNCTION ncclResult_t ncclMemAlloc(void** pointer, size_t bytes) {
 
 NCCL_FUNCTION ncclResult_t ncclMemFree(void* pointer) {
   if (pointer == nullptr) return ncclSuccess;
-  DeviceHeap* const heap = heap_containing(pointer);
-  if (heap != nullptr && heap->release(pointer)) return ncclSuccess;
+  if (free_device_memory(pointer)) return ncclSuccess;
   return fail(ncclInvalidArgument, "%p is not the start of allocated GPU memory", pointer);
 }
 

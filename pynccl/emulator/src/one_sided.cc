@@ -18,18 +18,19 @@ bool Communicator::put(const Operation& operation) {
   return true;
 }
 
-bool Communicator::wait_for_signal(const Operation& operation) {
+Outcome Communicator::wait_for_signal(const Operation& operation, bool may_block) {
   const int peer = operation.root;
   std::atomic<std::uint32_t>& sent = region_->signals(peer, rank_).sent[operation.signal_place];
   std::uint32_t& taken = signals_taken_[peer][operation.signal_place];
   const auto enough = [&] {
     return sent.load() - taken >= static_cast<std::uint32_t>(operation.signal_count);
   };
-  const bool came = wait(
+  const Outcome outcome = wait(
       region_->rank(rank_).bell, enough, [&](int r) { return r == peer && !enough(); },
-      [&] { return describe(operation); });
-  if (came) taken += static_cast<std::uint32_t>(operation.signal_count);
-  return came;
+      [&] { return describe(operation); },
+      may_block ? Patience::endless : Patience::short_of);
+  if (outcome == Outcome::ready) taken += static_cast<std::uint32_t>(operation.signal_count);
+  return outcome;
 }
 
 }  // namespace emu

@@ -82,7 +82,7 @@ bool Communicator::take_posts(Exchange& exchange) {
   return true;
 }
 
-bool Communicator::exchange(Exchange& exchange) {
+Outcome Communicator::exchange(Exchange& exchange, bool may_block) {
   const auto sent = [&](const Flow& flow) {
     return flow.next == flow.operations.size() &&
            reached(region_->posts(rank_, flow.peer).received.load(std::memory_order_acquire),
@@ -109,12 +109,15 @@ bool Communicator::exchange(Exchange& exchange) {
   while (true) {
     const std::uint32_t seen = bell.value.load(std::memory_order_seq_cst);
     post_sends(exchange);
-    if (!take_posts(exchange)) return false;
+    if (!take_posts(exchange)) return Outcome::failed;
     if (std::all_of(exchange.sends.begin(), exchange.sends.end(), sent) &&
         std::all_of(exchange.receives.begin(), exchange.receives.end(), received)) {
-      return true;
+      return Outcome::ready;
     }
-    if (!wait(bell, [&] { return bell.value.load() != seen; }, waits_for, doing)) return false;
+    const Outcome outcome = wait(
+        bell, [&] { return bell.value.load() != seen; }, waits_for, doing,
+        may_block ? Patience::endless : Patience::short_of);
+    if (outcome != Outcome::ready) return outcome;
   }
 }
 

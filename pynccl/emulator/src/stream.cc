@@ -75,7 +75,13 @@ bool Mark::reached() const {
 }
 
 void Mark::wait() const {
-  if (!reached()) stream->wait_until(position);
+  if (!reached()) stream->wait_until(position, nullptr);
+}
+
+bool Mark::wait_for(std::chrono::milliseconds limit) const {
+  if (reached()) return true;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  return stream->wait_until(position, &deadline);
 }
 
 Stream::Stream(int device, StreamKind kind, int priority)
@@ -133,6 +139,12 @@ Mark Stream::enqueue(std::function<void()> work, WorkKind kind) {
   Mark mark;
   if (capturing() && capture(work, kind, &mark)) return mark;
   return push(Item{std::move(work), implicitly_after()});
+}
+
+Mark Stream::enqueue_steps(std::function<void()> work, std::function<bool(bool)> step) {
+  Mark mark;
+  if (capturing() && capture(work, WorkKind::kernel, &mark)) return mark;
+  return push(Item{std::move(work), implicitly_after(), std::move(step)});
 }
 
 bool Stream::wait_for(const Mark& mark) {
@@ -260,17 +272,18 @@ bool Stream::try_now(const std::function<void()>& work, Mark* mark) {
   return true;
 }
 
-void Stream::wait_until(std::uint64_t position) {
+bool Stream::wait_until(std::uint64_t position, const Deadline* deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!has_run(position)) {
-    if (can_run()) {
+    if (deadline != nullptr && std::chrono::steady_clock::now() >= *deadline) break;
+    if (waiter_can_run()) {
       run(lock, position);
       continue;
     }
     if (blocked_) {
       const Mark blocker = blocker_;
       lock.unlock();
-      blocker.wait();
+      if (!blocker.reached()) blocker.stream->wait_until(blocker.position, deadline);
       lock.lock();
       // Here before the blocker's executor has come to tell.
       if (blocked_ && blocker_.reached()) blocked_ = false;
@@ -279,29 +292,47 @@ void Stream::wait_until(std::uint64_t position) {
     lock.unlock();
     for (int i = 0; i < spins && !has_run(position); ++i) pause();
     lock.lock();
-    if (has_run(position) || can_run() || blocked_) continue;
+    if (has_run(position) || waiter_can_run() || blocked_) continue;
     ++waiters_;
-    waiters_bell_.wait(lock);
+    if (deadline == nullptr) {
+      waiters_bell_.wait(lock);
+    } else {
+      waiters_bell_.wait_until(lock, *deadline);
+    }
     --waiters_;
   }
   // A call to run what comes next may have gone to this thread alone.
   wake_an_executor(lock);
+  return has_run(position);
 }
 
 void Stream::run(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
   executing_ = true;
   while (!queue_.empty() && !has_run(until)) {
     if (find_blocked(lock)) break;
-    Item item = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    if (item.work) item.work();
-    item = Item{};
-    lock.lock();
+    if (!run_first(lock, until == everything)) break;
     finish_item(lock);
   }
   executing_ = false;
   if (until != everything) wake_an_executor(lock);
+}
+
+// False where the item was begun only, and waits in its place for a thread that may block.
+bool Stream::run_first(std::unique_lock<std::mutex>& lock, bool may_block) {
+  Item item = std::move(queue_.front());
+  queue_.pop_front();
+  lock.unlock();
+  bool done = true;
+  if (item.step) {
+    done = item.step(may_block);
+  } else if (item.work) {
+    item.work();
+  }
+  if (done) item = Item{};
+  lock.lock();
+  for_worker_ = !done;
+  if (!done) queue_.push_front(std::move(item));
+  return done;
 }
 
 // Whether the first item has to wait. Gives up the lock on the way, not the executor's role.
@@ -358,7 +389,7 @@ void Stream::wake_an_executor(std::unique_lock<std::mutex>& lock) {
     }
   }
   if (!can_run()) return;
-  if (waiters_ > 0) {
+  if (waiters_ > 0 && !for_worker_) {
     waiters_bell_.notify_all();
   } else if (worker_alive_) {
     worker_bell_.notify_one();
@@ -369,7 +400,7 @@ void Stream::wake_an_executor(std::unique_lock<std::mutex>& lock) {
     } catch (const std::system_error&) {
       // No thread to be had: the work is done here.
       worker_alive_ = false;
-      run(lock, enqueued_.load());
+      run(lock, everything);
     }
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -27,6 +28,8 @@ struct EMU_API Mark {
   std::shared_ptr<const CapturePoint> captured = nullptr;
   bool reached() const;
   void wait() const;
+  // Waits so long at most; whether the place was reached.
+  bool wait_for(std::chrono::milliseconds limit) const;
 };
 
 // What a graph says that its nodes are: values of CUgraphNodeType.
@@ -46,6 +49,10 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   // Appends work and returns at once. The work must not throw, and may be run again where the
   // stream is captured into a graph.
   Mark enqueue(std::function<void()> work, WorkKind kind = WorkKind::kernel);
+  // The same for work that waits for other processes. Where it is not captured it runs by `step`,
+  // again and again until that returns true: a host thread that runs it while waiting for the stream
+  // passes false, which asks for patience of some milliseconds only.
+  Mark enqueue_steps(std::function<void()> work, std::function<bool(bool may_block)> step);
   // Work enqueued from now on starts only when `mark` is reached. A mark of a capture takes this
   // stream into the capture; false where another one holds it.
   bool wait_for(const Mark& mark);
@@ -88,6 +95,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   struct Item {
     std::function<void()> work;
     std::vector<Mark> after;
+    std::function<bool(bool may_block)> step = nullptr;
   };
 
   Stream(int device, StreamKind kind, int priority);
@@ -97,15 +105,19 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   Mark push(Item item);
   bool capture(std::function<void()>& work, WorkKind kind, Mark* mark);
   bool capture_wait(const Mark& mark);
-  void wait_until(std::uint64_t position);
+  using Deadline = std::chrono::steady_clock::time_point;
+  // False where the deadline came first.
+  bool wait_until(std::uint64_t position, const Deadline* deadline);
 
   // With the lock held.
   void run(std::unique_lock<std::mutex>& lock, std::uint64_t until);
+  bool run_first(std::unique_lock<std::mutex>& lock, bool may_block);
   bool find_blocked(std::unique_lock<std::mutex>& lock);
   void finish_item(std::unique_lock<std::mutex>& lock);
   void wake_an_executor(std::unique_lock<std::mutex>& lock);
   void forget();
   bool can_run() const { return !executing_ && !blocked_ && !queue_.empty(); }
+  bool waiter_can_run() const { return can_run() && !for_worker_; }
 
   bool subscribe(std::uint64_t position, const std::shared_ptr<Stream>& waiting);
   void unblock();
@@ -125,6 +137,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   bool executing_ = false;  // some thread holds the executor's role
   bool blocked_ = false;    // the first item waits for blocker_
   Mark blocker_;
+  bool for_worker_ = false;  // the first item was begun, and needs a thread that may block
   bool worker_alive_ = false;
   bool closed_ = false;
   int waiters_ = 0;

@@ -1,0 +1,62 @@
+// How the operations of one launch run: on a stream, in steps that may be taken by different threads.
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "communicator.h"
+#include "point_to_point.h"
+
+namespace emu {
+
+bool Communicator::advance(const std::vector<Operation>& operations, Progress& progress,
+                           bool may_block) {
+  progress.may_block = may_block;
+  Outcome outcome = progress.begun ? Outcome::ready : begin(operations, progress);
+  if (outcome == Outcome::ready) outcome = work(operations, progress);
+  if (outcome == Outcome::later) return false;
+  if (progress.begun) running_.store(false);
+  return true;
+}
+
+Outcome Communicator::begin(const std::vector<Operation>& operations, Progress& progress) {
+  // Streams order the work that was launched, but not replays of captured graphs beside it.
+  while (running_.exchange(true)) {
+    if (!progress.may_block) return Outcome::later;
+    if (cannot_go_on()) return Outcome::failed;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  progress.begun = true;
+  if (cannot_go_on()) return Outcome::failed;
+  progress.exchange = std::make_shared<Exchange>(operations);
+  // What peers may wait for comes first: they need not issue the rest in the same group.
+  if (!progress.exchange->empty()) post_sends(*progress.exchange);
+  for (const Operation& operation : operations) {
+    const bool gives = operation.kind == Kind::put || operation.kind == Kind::signal;
+    if (gives && !put(operation)) return Outcome::failed;
+  }
+  return Outcome::ready;
+}
+
+Outcome Communicator::work(const std::vector<Operation>& operations, Progress& progress) {
+  for (; progress.collective < operations.size(); ++progress.collective) {
+    const Operation& operation = operations[progress.collective];
+    if (!is_collective(operation.kind)) continue;
+    const Outcome outcome = collective(operation, progress);
+    if (outcome != Outcome::ready) return outcome;
+    progress.stage = 0;
+  }
+  if (!progress.exchange->empty()) {
+    const Outcome outcome = exchange(*progress.exchange, progress.may_block);
+    if (outcome != Outcome::ready) return outcome;
+  }
+  for (; progress.signal < operations.size(); ++progress.signal) {
+    const Operation& operation = operations[progress.signal];
+    if (operation.kind != Kind::wait_signal) continue;
+    const Outcome outcome = wait_for_signal(operation, progress.may_block);
+    if (outcome != Outcome::ready) return outcome;
+  }
+  return Outcome::ready;
+}
+
+}  // namespace emu
