@@ -57,24 +57,24 @@ test-single: $(VENV)/ready-test
 test-mpi: test-1 test-2 test-3 test-4
 
 # The tests in tests/mpi on so many ranks.
-test-%: $(VENV)/ready-test $(VENV)/ready-emulator
+test-%: $(VENV)/ready-ranks $(VENV)/ready-emulator
 	@echo "== tests/mpi on $* ranks ($(MPI))"
 	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q -p no:cacheprovider --with-mpi \
 	    tests/mpi $(PYTEST_ARGS) </dev/null
 
 # Every collective under another MPI.
 test-mpich:
-	$(MAKE) MPI=mpich smoke
+	@$(MAKE) --no-print-directory MPI=mpich smoke
 
 .PHONY: smoke
-smoke: $(VENV)/ready-examples $(VENV)/ready-emulator
+smoke: $(VENV)/ready-ranks $(VENV)/ready-emulator
 	@echo "== examples/collectives.py on 3 ranks ($(MPI))"
 	$(MPIRUN) -n 3 $(BIN)/python -m mpi4py examples/collectives.py </dev/null
 
 # The tests in tests/mpi on every other Python that this machine has.
 test-python:
 	@set -e; for python in $$(scripts/pythons $(PYTHON)); do \
-	    $(MAKE) PYTHON=$$python VENV=.venv-$${python##*/} test-2; \
+	    $(MAKE) --no-print-directory PYTHON=$$python VENV=.venv-$${python##*/} test-2; \
 	done
 
 # What needs GPUs, on this machine's.
@@ -98,11 +98,13 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/ready-test: EXTRAS = test,examples
-$(VENV)/ready-examples: EXTRAS = examples
-$(VENV)/ready-lint: EXTRAS = lint,test,examples
-$(VENV)/ready-test $(VENV)/ready-examples $(VENV)/ready-lint: setup.cfg pyproject.toml | $(BIN)/python
-	$(BIN)/pip install -q -e '.[$(EXTRAS)$(EXTRA_MPI)]'
+$(VENV)/ready-examples: NEEDS = '.[examples$(EXTRA_MPI)]'
+$(VENV)/ready-test: NEEDS = '.[test,examples$(EXTRA_MPI)]'
+$(VENV)/ready-lint: NEEDS = '.[test,lint$(EXTRA_MPI)]'
+# What tests/mpi need, without the half gigabyte of NVIDIA's wheels that other tests look into.
+$(VENV)/ready-ranks: NEEDS = '.[$(MPI:system=)]' pytest pytest-mpi pytest-timeout
+$(VENV)/ready-%: setup.cfg pyproject.toml | $(BIN)/python
+	$(BIN)/pip install -q -e $(NEEDS)
 	touch $@
 
 # Compiled before the ranks start, so that their time limit is not spent on it.
