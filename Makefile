@@ -105,9 +105,11 @@ $(VENV)/ready-lint: NEEDS = '.[test,lint$(EXTRA_MPI)]'
 $(VENV)/ready-ranks: NEEDS = '.[$(MPI:system=)]' pytest pytest-mpi pytest-timeout
 $(VENV)/ready-%: setup.cfg pyproject.toml | $(BIN)/python
 	$(BIN)/pip install -q -e $(NEEDS)
-	touch $@
+	@$(MPIRUN) -n 2 $(BIN)/python -m mpi4py -c 'import sys; from mpi4py import MPI; \
+	    sys.exit(MPI.COMM_WORLD.size != 2 and "mpirun and the libmpi that mpi4py loads differ")'
+	@touch $@
 
 # Compiled before the ranks start, so that their time limit is not spent on it.
 .PHONY: $(VENV)/ready-emulator
 $(VENV)/ready-emulator:
-	$(if $(filter emulator,$(PYNCCL_BACKEND)),$(BIN)/python -c 'import pynccl.library as l; l.load()')
+	@$(if $(filter emulator,$(PYNCCL_BACKEND)),$(BIN)/python -c 'import pynccl.library as l; l.load()')
