@@ -10,6 +10,7 @@ from pynccl import bindings, errors
 from pynccl.arrays import Resolved, resolve
 from pynccl.config import CollConfig
 from pynccl.groups import group
+from pynccl.resources import CustomRedOp
 from pynccl.streams import handle_of, make_wait, same
 from pynccl.types import DataType, RedOp
 from pynccl.waiting import Handle
@@ -347,8 +348,8 @@ class Collectives:
         else:
             send, recv = self._pair(sendbuf, recvbuf, 1, 1)
             queue = self._stream_for(stream, send, recv)
-        if send.parts != 1:
-            _check_complex(op)
+        if op.__class__ is not RedOp or send.parts != 1:
+            op = op_code(op, send.parts)
         arguments = (send.ptr, recv.ptr, send.count, send.datatype, op)
         return Plan("ncclAllReduce", arguments, queue, recvbuf)
 
@@ -364,8 +365,7 @@ class Collectives:
         if recvbuf is None:
             recvbuf = sendbuf
         send, recv = self._pair(sendbuf, recvbuf, 1, 1)
-        if send.parts != 1:
-            _check_complex(op)
+        op = op_code(op, send.parts)
         arguments = (send.ptr, recv.ptr, send.count, send.datatype, op, root)
         return Plan("ncclReduce", arguments, self._stream_for(stream, send, recv), recvbuf)
 
@@ -392,8 +392,7 @@ class Collectives:
         self, sendbuf: Any, recvbuf: Any, op: Any = RedOp.SUM, stream: Any = None
     ) -> Plan:
         send, recv = self._pair(sendbuf, recvbuf, self.nranks, 1)
-        if send.parts != 1:
-            _check_complex(op)
+        op = op_code(op, send.parts)
         arguments = (send.ptr, recv.ptr, recv.count, send.datatype, op)
         return Plan("ncclReduceScatter", arguments, self._stream_for(stream, send, recv), recvbuf)
 
@@ -446,9 +445,14 @@ _PREPARED = {
 }
 
 
-def _check_complex(op: Any) -> None:
-    if op not in (RedOp.SUM, RedOp.AVG):
+def op_code(op: Any, parts: int) -> int:
+    if parts != 1 and op not in (RedOp.SUM, RedOp.AVG):
         raise TypeError(f"op {op!r}: complex numbers are reduced with SUM and AVG only")
+    if isinstance(op, CustomRedOp):
+        return op.op
+    if isinstance(op, RedOp):
+        return op
+    raise TypeError(f"op {op!r}: must be SUM, PROD, MAX, MIN, AVG, or of create_pre_mul_sum")
 
 
 def _no_config(config: CollConfig | None) -> None:

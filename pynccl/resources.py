@@ -83,10 +83,6 @@ class CustomRedOp(_Resource):
         """
         return self._use()
 
-    @property
-    def _as_parameter_(self) -> int:
-        return self._use()
-
     def __int__(self) -> int:
         return self._use()
 

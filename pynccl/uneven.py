@@ -8,7 +8,7 @@ from typing import Any
 
 from pynccl import bindings, errors
 from pynccl.arrays import Resolved
-from pynccl.collectives import Plan
+from pynccl.collectives import Plan, op_code
 from pynccl.groups import group
 from pynccl.point_to_point import PointToPoint
 from pynccl.types import DataType, RedOp
@@ -207,8 +207,7 @@ class Uneven(PointToPoint):
         send, recv = self._same_type(sendbuf, recvbuf)
         parts = _Parts(send, "sendbuf", counts, None, self.nranks)
         self._check_part(recv, "recvbuf", counts[self.rank])
-        if send.parts != 1 and op not in (RedOp.SUM, RedOp.AVG):
-            raise TypeError(f"op {op!r}: complex numbers are reduced with SUM and AVG only")
+        op = op_code(op, send.parts)
         queue = self._stream_for(stream, send, recv)
         comm = self._handle.value or self._gone()
         with group():
