@@ -37,10 +37,9 @@ class Resolved:
         parts: elements of ``datatype`` in one of the array's: 2 for complex types, else 1
         stream: handle of the stream on which the array's contents are made, if it names one
         device: ordinal of its GPU, -1 where it is not known
-        array: the object itself
     """
 
-    __slots__ = ("array", "count", "datatype", "device", "parts", "ptr", "stream")
+    __slots__ = ("count", "datatype", "device", "parts", "ptr", "stream")
 
     def __init__(
         self,
@@ -50,7 +49,6 @@ class Resolved:
         parts: int,
         stream: int | None,
         device: int,
-        array: Any,
     ) -> None:
         self.ptr = ptr
         self.count = count
@@ -58,7 +56,6 @@ class Resolved:
         self.parts = parts
         self.stream = stream
         self.device = device
-        self.array = array
 
 
 def datatype_of(dtype: Any) -> tuple[DataType, int]:
@@ -141,7 +138,7 @@ def _from_spec(buffer: Any, argument: str) -> Resolved:
         raise ValueError(f"{argument}: pointer {pointer} and count {count} must not be negative")
     if pointer == 0 and count > 0:
         raise ValueError(f"{argument}: the pointer is null and the count {count}")
-    return Resolved(pointer, count * parts, datatype, parts, None, -1, buffer)
+    return Resolved(pointer, count * parts, datatype, parts, None, -1)
 
 
 def _from_interface(buffer: Any, argument: str) -> Resolved:
@@ -159,9 +156,8 @@ def _from_interface(buffer: Any, argument: str) -> Resolved:
     if strides is not None and count > 1:
         size = parts * ELEMENT_TYPES[datatype].itemsize
         _check_contiguous(shape, strides, size, argument, "strides in bytes")
-    return Resolved(
-        interface["data"][0], count * parts, datatype, parts, interface.get("stream"), -1, buffer
-    )
+    stream = interface.get("stream")
+    return Resolved(interface["data"][0], count * parts, datatype, parts, stream, -1)
 
 
 def _from_torch(buffer: Any, argument: str) -> Resolved:
@@ -178,7 +174,6 @@ def _from_torch(buffer: Any, argument: str) -> Resolved:
         parts,
         stream,
         buffer.device.index,
-        buffer,
     )
 
 
@@ -199,7 +194,7 @@ def _from_dlpack(buffer: Any, argument: str) -> Resolved:
         count *= extent
     if view.strides is not None and count > 1:
         _check_contiguous(view.shape, view.strides, 1, argument, "strides in elements")
-    return Resolved(view.ptr, count * parts, datatype, parts, None, view.device_id, buffer)
+    return Resolved(view.ptr, count * parts, datatype, parts, None, view.device_id)
 
 
 def _check_contiguous(

@@ -96,7 +96,7 @@ class DeviceArray:
         self._wait = wait
         datatype, parts = arrays.datatype_of(dtype)
         self._resolved = arrays.Resolved(
-            ptr, self.size * parts, int(datatype), parts, stream, device, self
+            ptr, self.size * parts, int(datatype), parts, stream, device
         )
 
     @classmethod
@@ -233,25 +233,23 @@ class DeviceArray:
     def __repr__(self) -> str:
         return f"<DeviceArray {self.shape} {self.dtype} on GPU {self._device} at {self.ptr:#x}>"
 
-    def _interface(self) -> dict[str, Any]:
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
             "data": (self.ptr, False),
             "strides": None,
             "version": 3,
+            "stream": self._stream or 1,
         }
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {**self._interface(), "stream": self._stream or 1}
 
     def __array__(
         self, dtype: Any = None, copy: bool | None = None
     ) -> numpy.ndarray[Any, Any]:
         if library.backend() != "emulator":
             raise TypeError("the array is in GPU memory; get() copies it to the host")
-        shared = numpy.asarray(_Shared(self._interface(), self)).view(self.dtype)
+        shared = numpy.asarray(_Bytes(self.ptr, self.nbytes, self._memory)).view(self.dtype)
         shared = shared.reshape(self.shape)
         if dtype is not None and numpy.dtype(dtype) != self.dtype:
             return shared.astype(dtype)
@@ -262,7 +260,11 @@ class DeviceArray:
         return on_cuda, self._device
 
     def __dlpack__(self, **arguments: Any) -> Any:
-        """Hand the memory to another library, as a GPU's, by the DLPack protocol."""
+        """Hand the memory to another library, as a GPU's, by the DLPack protocol.
+
+        Raises:
+            BufferError: the dtype is bfloat16 or a float8; pass ``view("uint8")``
+        """
         from cuda.core import Buffer
         from cuda.core.utils import StridedMemoryView
 
@@ -271,17 +273,17 @@ class DeviceArray:
         return view.__dlpack__(**arguments)
 
 
-class _Shared:
-    """Gives numpy the memory as bytes: it knows no other way to types of ml_dtypes."""
+class _Bytes:
+    """Gives numpy the memory as bytes: it knows no other way to the types of ml_dtypes."""
 
-    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
-        itemsize = numpy.dtype(interface["typestr"]).itemsize
-        nbytes = math.prod(interface["shape"]) * itemsize
+    def __init__(self, ptr: int, nbytes: int, owner: Any) -> None:
         self.owner = owner
+        if nbytes == 0:  # numpy wants a pointer, and never follows it
+            ptr = 1
         self.__array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",
-            "data": interface["data"] if nbytes else (numpy.empty(1, "u1").ctypes.data, False),
+            "data": (ptr, False),
             "version": 3,
         }
 
