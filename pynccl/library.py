@@ -90,9 +90,11 @@ def load() -> Library:
     with _lock:
         if _loaded is None:
             chosen = backend()
+            # Asked before the emulator's driver is there to answer.
+            problem = _driver_problem() if os.environ.get("PYNCCL_BACKEND") == "auto" else ""
             _loaded = _load_emulator() if chosen == "emulator" else _load_nccl()
             if os.environ.get("PYNCCL_BACKEND") == "auto" and _environment_rank() == 0:
-                print(_choice(_loaded), file=sys.stderr)
+                print(_choice(_loaded, problem), file=sys.stderr)
     return _loaded
 
 
@@ -230,11 +232,7 @@ def _environment_rank() -> int:
     return 0
 
 
-def _choice(loaded: Library) -> str:
+def _choice(loaded: Library, problem: str) -> str:
     if loaded.backend == "emulator":
-        return f"pynccl: running on the CPU emulator: {_driver_absent_reason()}"
+        return f"pynccl: running on the CPU emulator: {problem}"
     return f"pynccl: running on NCCL {version_text(loaded.version)} ({loaded.path})"
-
-
-def _driver_absent_reason() -> str:
-    return "no GPU answered when the choice was made"
