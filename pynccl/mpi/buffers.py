@@ -1,0 +1,232 @@
+"""mpi4py's buffer specifications, for arrays on a GPU."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy
+from mpi4py import MPI
+
+from pynccl.arrays import resolve
+from pynccl.mpi.elements import Element, element_of_array, element_of_datatype
+
+__all__ = ["Block", "Parts", "block", "is_on_gpu", "parts"]
+
+_ON_HOST: set[type] = {numpy.ndarray, bytes, bytearray, memoryview, MPI.buffer, type(None)}
+_CUDA, _CUDA_MANAGED = 2, 13
+
+
+def is_on_gpu(spec: Any) -> bool:
+    """Tell whether a buffer specification speaks of an array on a GPU."""
+    buffer = spec[0] if type(spec) in (list, tuple) and spec else spec
+    if type(buffer) in _ON_HOST:
+        return False
+    if hasattr(buffer, "__cuda_array_interface__"):
+        return True
+    device = getattr(buffer, "__dlpack_device__", None)
+    return device is not None and device()[0] in (_CUDA, _CUDA_MANAGED)
+
+
+class Array(NamedTuple):
+    """An array on a GPU: its address, bytes, elements, and the stream that makes its contents."""
+
+    ptr: int
+    nbytes: int
+    element: Element
+    stream: int | None
+
+
+class Block(NamedTuple):
+    """Elements that follow one another.
+
+    Attributes:
+        ptr: address of the first
+        items: how many; for each rank, where a collective has a block for each
+        element: what they are
+        stream: of the array; None where it names none
+        array: kept until the operation is done
+    """
+
+    ptr: int
+    items: int
+    element: Element
+    stream: int | None
+    array: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of ``items`` elements."""
+        return self.items * self.element.itemsize
+
+
+class Parts(NamedTuple):
+    """A part of an array for each rank, by counts and displacements in bytes."""
+
+    ptr: int
+    nbytes: int
+    counts: list[int]
+    displs: list[int]
+    element: Element
+    stream: int | None
+    array: Any
+
+
+def block(spec: Any, argument: str, blocks: int = 1) -> Block:
+    """Read ``buf``, ``[buf, count]``, ``[buf, type]``, ``[buf, count, type]`` and the like.
+
+    Args:
+        argument: what to call it in an error
+        blocks: the count that is not given is that of one of so many
+    Raises:
+        TypeError: it is no such specification, or of a datatype that NCCL cannot move
+        ValueError: a count or displacement does not fit the array
+    """
+    buffer, count, displ, datatype = _unpack(spec, argument, (list, tuple))
+    array = _array(buffer, argument)
+    element = _element(array, datatype)
+    offset = _index(displ, f"{argument}: displacement") * element.itemsize if displ else 0
+    room = array.nbytes - offset
+    if room < 0:
+        raise ValueError(f"{argument}: displacement {displ} lies outside its {array.nbytes} bytes")
+    if count is None:
+        if room % (element.itemsize * max(blocks, 1)):
+            raise ValueError(
+                f"{argument} has {room} bytes, which are no {max(blocks, 1)} equal blocks of "
+                f"{element.name} ({element.itemsize} bytes each)"
+            )
+        number = room // element.itemsize // max(blocks, 1)
+    else:
+        number = _index(count, f"{argument}: count")
+        if number * max(blocks, 1) * element.itemsize > room:
+            raise ValueError(
+                f"{argument} has {room} bytes from its displacement on, too few for "
+                f"{max(blocks, 1)} x {number} {element.name} of {element.itemsize} bytes"
+            )
+    return Block(array.ptr + offset, number, element, array.stream, buffer)
+
+
+def parts(spec: Any, argument: str, nranks: int) -> Parts:
+    """Read ``[buf, counts]``, ``[buf, (counts, displs), type]`` and the like.
+
+    Raises:
+        TypeError, ValueError: as of ``block``
+    """
+    buffer, counts, displs, datatype = _unpack(spec, argument, (tuple,))
+    array = _array(buffer, argument)
+    element = _element(array, datatype)
+    size = element.itemsize
+    sizes = _counts(counts, array.nbytes // size, argument, nranks)
+    if displs is None:
+        starts = [0, *accumulate(sizes)][:-1]
+    elif isinstance(displs, (int, numpy.integer)):
+        starts = [int(displs) * rank for rank in range(nranks)]
+    else:
+        starts = _list(displs, f"{argument}: displacements", nranks)
+    for rank, (number, start) in enumerate(zip(sizes, starts)):
+        if number and (start + number) * size > array.nbytes:
+            raise ValueError(
+                f"{argument} has {array.nbytes // size} elements; the part of rank {rank} "
+                f"reaches to {start + number}"
+            )
+    # A displacement where there is nothing may lie anywhere.
+    return Parts(
+        array.ptr,
+        array.nbytes,
+        [number * size for number in sizes],
+        [start * size if number else 0 for number, start in zip(sizes, starts)],
+        element,
+        array.stream,
+        buffer,
+    )
+
+
+def _unpack(spec: Any, argument: str, pairs: tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
+    """Return buffer, count, displacement and datatype, None for what is left out."""
+    if type(spec) not in (list, tuple):
+        return spec, None, None, None
+    count = displ = datatype = None
+    if len(spec) == 2:
+        buffer, count = spec
+        if isinstance(count, (MPI.Datatype, str)):
+            count, datatype = None, count
+    elif len(spec) == 3:
+        buffer, count, datatype = spec
+    elif len(spec) == 4:
+        buffer, count, displ, datatype = spec
+    else:
+        raise ValueError(f"{argument}: a specification has 2 to 4 items, this one {len(spec)}")
+    if isinstance(count, pairs) and len(spec) < 4:
+        count, displ = count  # type: ignore[misc]
+    return buffer, count, displ, datatype
+
+
+def _array(buffer: Any, argument: str) -> Array:
+    if buffer is None:
+        return Array(0, 0, element_of_array("uint8", 1), None)
+    if not is_on_gpu(buffer):
+        resolve(buffer, argument)  # says what is wrong with it
+    interface = None
+    if not hasattr(buffer, "data_ptr") and not hasattr(buffer, "_resolved"):
+        interface = getattr(buffer, "__cuda_array_interface__", None)
+    if interface is None:
+        found = resolve(buffer, argument)
+        dtype = str(buffer.dtype).removeprefix("torch.") if hasattr(buffer, "dtype") else None
+        element = element_of_array(found.datatype if dtype is None else dtype, 0)
+        nbytes = found.count // found.parts * element.itemsize
+        return Array(found.ptr, nbytes, element, found.stream)
+    return _from_interface(interface, argument)
+
+
+def _from_interface(interface: dict[str, Any], argument: str) -> Array:
+    """Read an array of any type: what NCCL cannot add it can still move."""
+    code = interface["typestr"]
+    itemsize = int(code[2:]) * (4 if code[1] == "U" else 1)
+    nbytes = itemsize
+    for extent in interface["shape"]:
+        nbytes *= extent
+    strides = interface.get("strides")
+    if strides is not None and nbytes:
+        expected = itemsize
+        for extent, stride in zip(reversed(interface["shape"]), reversed(strides)):
+            if extent != 1 and stride != expected:
+                raise ValueError(
+                    f"{argument} is not contiguous (shape {tuple(interface['shape'])}, strides in "
+                    f"bytes {tuple(strides)}); pass a contiguous copy"
+                )
+            expected *= extent
+    return Array(
+        interface["data"][0], nbytes, element_of_array(code, itemsize), interface.get("stream")
+    )
+
+
+def _element(array: Array, datatype: Any) -> Element:
+    if datatype is None:
+        return array.element
+    if isinstance(datatype, str):
+        datatype = MPI.Datatype.fromcode(datatype)
+    return element_of_datatype(datatype)
+
+
+def _counts(counts: Any, have: int, argument: str, nranks: int) -> list[int]:
+    if counts is None:
+        return [have // nranks + (have % nranks > rank) for rank in range(nranks)]
+    if isinstance(counts, (int, numpy.integer)):
+        return [_index(counts, f"{argument}: count")] * nranks
+    return _list(counts, f"{argument}: counts", nranks)
+
+
+def _list(values: Sequence[Any], what: str, nranks: int) -> list[int]:
+    numbers = [_index(value, what) for value in values]
+    if len(numbers) != nranks:
+        raise ValueError(f"{what}: {len(numbers)} for {nranks} ranks")
+    return numbers
+
+
+def _index(value: Any, what: str) -> int:
+    number = operator.index(value)
+    if number < 0:
+        raise ValueError(f"{what} {number} must not be negative")
+    return number

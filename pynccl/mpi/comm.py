@@ -1,0 +1,185 @@
+"""MPI communicators whose buffer methods take arrays on GPUs."""
+# ruff: noqa: N802 - the names are MPI's
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from pynccl.communicator import Communicator
+from pynccl.mpi.buffers import is_on_gpu
+from pynccl.mpi.collectives import CollectiveMethods
+from pynccl.mpi.point_to_point import MessageMethods
+from pynccl.mpi.shared import forget, shared_of
+
+__all__ = ["REFUSED", "Cartcomm", "Comm"]
+
+_PERSISTENT = "a persistent request cannot be made of it; call the nonblocking method each time"
+_PREFIX = "NCCL has no prefix reduction; gather the parts, or reduce with Allreduce"
+_NEIGHBOURS = "use Isend and Irecv with the neighbours"
+
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("Scan", "Exscan", "Iscan", "Iexscan"), _PREFIX),
+    **dict.fromkeys(("Alltoallw", "Ialltoallw"), "it has a datatype for each rank; use Alltoallv"),
+    **dict.fromkeys(
+        (
+            *("Send_init", "Bsend_init", "Ssend_init", "Rsend_init", "Recv_init"),
+            *("Psend_init", "Precv_init", "Bcast_init", "Gather_init", "Gatherv_init"),
+            *("Scatter_init", "Scatterv_init", "Allgather_init", "Allgatherv_init"),
+            *("Alltoall_init", "Alltoallv_init", "Alltoallw_init", "Reduce_init"),
+            *("Allreduce_init", "Reduce_scatter_block_init", "Reduce_scatter_init"),
+            *("Scan_init", "Exscan_init"),
+        ),
+        _PERSISTENT,
+    ),
+}
+"""Methods that take no array on a GPU, with the reason; on host memory they are MPI's."""
+
+REFUSED_BY_CARTCOMM: dict[str, str] = dict.fromkeys(
+    (
+        *("Neighbor_allgather", "Neighbor_allgatherv", "Neighbor_alltoall"),
+        *("Neighbor_alltoallv", "Neighbor_alltoallw", "Ineighbor_allgather"),
+        *("Ineighbor_allgatherv", "Ineighbor_alltoall", "Ineighbor_alltoallv"),
+        *("Ineighbor_alltoallw", "Neighbor_allgather_init", "Neighbor_allgatherv_init"),
+        *("Neighbor_alltoall_init", "Neighbor_alltoallv_init", "Neighbor_alltoallw_init"),
+    ),
+    _NEIGHBOURS,
+)
+
+
+def refusing(reasons: dict[str, str]) -> Callable[[type], type]:
+    """Let methods of a class refuse arrays on GPUs, which MPI must never be given."""
+
+    def guard(kind: type) -> type:
+        for name, reason in reasons.items():
+            if hasattr(kind, name):
+                setattr(kind, name, _guarded(kind, name, reason))
+        return kind
+
+    return guard
+
+
+def _guarded(kind: type, name: str, reason: str) -> Callable[..., Any]:
+    original = getattr(kind, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(is_on_gpu(given) for given in (*args, *kwargs.values())):
+            raise TypeError(f"{name} takes no array on a GPU: {reason}")
+        return original(self, *args, **kwargs)
+
+    method.__name__, method.__doc__ = name, original.__doc__
+    return method
+
+
+class GpuMethods(CollectiveMethods, MessageMethods):
+    """What is added to a communicator of MPI."""
+
+    def _adopt(self, comm: Any) -> None:
+        if comm is not None and comm != MPI.COMM_NULL:
+            self._shared = shared_of(comm)
+
+    @property
+    def nccl(self) -> Communicator:
+        """NCCL's communicator, for arrays and for what MPI has no name for.
+
+        Collective where it is the first use of a GPU: all ranks ask for it together.
+        """
+        return self._shared.need(None, collective=True)
+
+    def Dup(self, info: MPI.Info | None = None) -> Any:
+        """Duplicate the communicator."""
+        return self._same(MPI.Intracomm(self).Dup(info))
+
+    def Dup_with_info(self, info: MPI.Info) -> Any:
+        """Duplicate the communicator with hints."""
+        return self._same(MPI.Intracomm(self).Dup_with_info(info))
+
+    def Clone(self) -> Any:
+        """Duplicate the communicator."""
+        return self._same(MPI.Intracomm(self).Clone())
+
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        """Divide by color, ordered by key; ``MPI.COMM_NULL`` where the color is undefined."""
+        return _wrapped(super().Split(color, key))
+
+    def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> Any:
+        """Divide by a property of the machine."""
+        return _wrapped(super().Split_type(split_type, key, info))
+
+    def Create(self, group: MPI.Group) -> Any:
+        """Make a communicator of a group. Collective over this one."""
+        return _wrapped(super().Create(group))
+
+    def Create_group(self, group: MPI.Group, tag: int = 0) -> Any:
+        """Make a communicator of a group. Collective over the group."""
+        return _wrapped(super().Create_group(group, tag))
+
+    def Create_cart(
+        self, dims: Sequence[int], periods: Sequence[bool] | None = None, reorder: bool = False
+    ) -> Any:
+        """Arrange the ranks in a grid."""
+        made = super().Create_cart(dims, periods, reorder)
+        return made if made == MPI.COMM_NULL else Cartcomm(made)
+
+    def Free(self) -> None:
+        """Free the communicator, and NCCL's. Collective."""
+        forget(self)
+        del self._shared
+        super().Free()
+
+    def Disconnect(self) -> None:
+        """Free the communicator once its messages are done. Collective."""
+        forget(self)
+        del self._shared
+        super().Disconnect()
+
+    def _same(self, made: MPI.Intracomm) -> Any:
+        return type(self)(made)
+
+
+@refusing(REFUSED)
+class Comm(GpuMethods, MPI.Intracomm):
+    """An MPI intracommunicator whose buffer methods take arrays on GPUs.
+
+    Arrays on a GPU go through NCCL, everything else through MPI as before. Making it is collective
+    over ``comm``, which it does not copy: both are the same communicator to MPI, and two made of
+    the same one share NCCL's, which is made at the first operation on GPU arrays. ``Free`` frees
+    all; what is not freed ends with the process.
+
+    Args:
+        comm: an mpi4py intracommunicator, or the handle of one (``MPI_Comm``) as an integer
+    Raises:
+        TypeError: it is an intercommunicator
+    """
+
+    def __new__(cls, comm: MPI.Comm | int | None = None) -> Comm:
+        if isinstance(comm, int):
+            comm = MPI.Comm.fromhandle(comm)
+        made: Comm = super().__new__(cls, comm)
+        made._adopt(comm)
+        return made
+
+
+@refusing({**REFUSED, **REFUSED_BY_CARTCOMM})
+class Cartcomm(GpuMethods, MPI.Cartcomm):
+    """A grid of ranks whose buffer methods take arrays on GPUs; made by ``Comm.Create_cart``."""
+
+    def __new__(cls, comm: MPI.Comm | None = None) -> Cartcomm:
+        made: Cartcomm = super().__new__(cls, comm)
+        made._adopt(comm)
+        return made
+
+    def Dup(self, info: MPI.Info | None = None) -> Any:
+        """Duplicate the communicator."""
+        return Cartcomm(MPI.Cartcomm(self).Dup(info))
+
+    def Sub(self, remain_dims: Sequence[bool]) -> Any:
+        """Divide the grid into grids of fewer dimensions."""
+        made = super().Sub(remain_dims)
+        return made if made == MPI.COMM_NULL else Cartcomm(made)
+
+
+def _wrapped(made: MPI.Comm) -> Any:
+    return made if made == MPI.COMM_NULL else Comm(made)

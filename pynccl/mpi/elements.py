@@ -1,0 +1,147 @@
+"""What MPI's datatypes and operations are to NCCL."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy
+from mpi4py import MPI
+
+from pynccl.arrays import datatype_of
+from pynccl.types import DataType, RedOp
+
+__all__ = ["REDUCTIONS", "Element", "element_of_array", "element_of_datatype", "reduction"]
+
+REDUCTIONS: dict[str, RedOp] = {
+    "SUM": RedOp.SUM,
+    "PROD": RedOp.PROD,
+    "MIN": RedOp.MIN,
+    "MAX": RedOp.MAX,
+}
+"""MPI's operations that are NCCL's, by name, with NCCL's."""
+
+LOGICAL: dict[str, RedOp] = {"LAND": RedOp.MIN, "LOR": RedOp.MAX}
+"""MPI's operations on truth values, which are bytes of 0 and 1."""
+
+_NAMES: dict[str, str] = {
+    "LXOR": "exclusive or of truth values",
+    "BAND": "bitwise and",
+    "BOR": "bitwise or",
+    "BXOR": "bitwise exclusive or",
+    "MINLOC": "minimum and its place",
+    "MAXLOC": "maximum and its place",
+    "REPLACE": "replacement",
+    "NO_OP": "no operation",
+}
+
+
+class Element(NamedTuple):
+    """The elements of a buffer.
+
+    Attributes:
+        name: for errors
+        itemsize: bytes of one
+        datatype: NCCL's, where it has one; else they are only moved, as bytes
+        parts: elements of ``datatype`` in one: 2 for complex numbers
+        logical: whether they are truth values
+    """
+
+    name: str
+    itemsize: int
+    datatype: DataType | None
+    parts: int = 1
+    logical: bool = False
+
+
+def _element(code: str, name: str, itemsize: int) -> Element:
+    """Return the element for a numpy type code."""
+    if code in ("b1", "|b1"):
+        return Element(name, 1, DataType.UINT8, 1, logical=True)
+    try:
+        datatype, parts = datatype_of(numpy.dtype(code))
+    except TypeError:
+        return Element(name, itemsize, None)
+    return Element(name, itemsize, datatype, parts)
+
+
+def element_of_array(dtype: Any, itemsize: int) -> Element:
+    """Return the element for an array's dtype, or its type code."""
+    try:
+        datatype, parts = datatype_of(dtype)
+    except TypeError:
+        return Element(str(dtype), itemsize, None)
+    logical = str(dtype) in ("bool", "|b1", "torch.bool")
+    return Element(str(dtype), datatype.itemsize * parts, datatype, parts, logical)
+
+
+_predefined: dict[int, Element] = {}
+
+
+def element_of_datatype(datatype: Any) -> Element:
+    """Return the element for one of MPI's datatypes.
+
+    A contiguous run of a datatype is moved as it lies.
+
+    Raises:
+        TypeError: it has gaps, or another order than memory's
+    """
+    handle = datatype.handle
+    known = _predefined.get(handle)
+    if known is not None:
+        return known
+    if datatype == MPI.DATATYPE_NULL:
+        raise TypeError("the datatype is MPI.DATATYPE_NULL")
+    name = datatype.name or "a derived datatype"
+    if datatype.combiner == MPI.COMBINER_NAMED:
+        if datatype.size != datatype.extent:
+            raise TypeError(f"{name} has gaps, which NCCL cannot leave out")
+        no_numbers = datatype in (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR, MPI.LOGICAL)
+        code = "V" if no_numbers else datatype.typestr
+        found = _element(code, name.removeprefix("MPI_"), datatype.extent)
+        _predefined[handle] = found
+        return found
+    if not _is_dense(datatype):
+        raise TypeError(
+            f"{name} (size {datatype.size}, extent {datatype.extent}) is no contiguous run of one "
+            "type: NCCL moves only what lies together; copy it to a contiguous array first"
+        )
+    return Element(name, datatype.extent, None)
+
+
+def _is_dense(datatype: Any) -> bool:
+    if datatype.is_predefined:
+        return bool(datatype.size == datatype.extent)
+    contents = datatype.decode()
+    base, combiner = contents[0], contents[1]
+    if combiner == "CONTIGUOUS" or combiner == "DUP":
+        return _is_dense(base)
+    return False
+
+
+def reduction(op: Any, element: Element) -> RedOp:
+    """Return NCCL's reduction for one of MPI's on elements.
+
+    Raises:
+        TypeError: NCCL has no such reduction, or cannot add such elements
+    """
+    name = next((name for name in _OPS if _OPS[name] == op), None)
+    if name is None:
+        raise TypeError("op is a user's own function; NCCL has only SUM, PROD, MIN and MAX")
+    if element.logical:
+        if name in LOGICAL:
+            return LOGICAL[name]
+        raise TypeError(f"op MPI.{name}: truth values are reduced with LAND and LOR only")
+    if name not in REDUCTIONS:
+        meaning = _NAMES.get(name, "truth values other than bool")
+        raise TypeError(f"op MPI.{name} ({meaning}): NCCL has only SUM, PROD, MIN and MAX")
+    if element.datatype is None:
+        raise TypeError(
+            f"{element.name}: NCCL has no arithmetic for it; it has for integers of 8, 32 and 64 "
+            "bits, and floating-point and complex numbers"
+        )
+    if element.parts != 1 and name != "SUM":
+        raise TypeError(f"op MPI.{name}: complex numbers are reduced with SUM only")
+    return REDUCTIONS[name]
+
+
+_OPS = {name: getattr(MPI, name) for name in (*REDUCTIONS, *LOGICAL, *_NAMES)}

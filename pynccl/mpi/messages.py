@@ -1,0 +1,163 @@
+"""Messages between GPU arrays: MPI matches them, NCCL moves them.
+
+NCCL knows no tags, and its sends and receives are queued on a stream, where one that waits for its
+partner holds up the next. So a message is announced through MPI with its own tag and size, which
+matches it to a receive by MPI's rules; the receiver answers, the sender agrees, and with that both
+have promised to put it into their next group. A rank that has answered launches nothing before it
+is agreed, and then launches all that is: so no rank ever waits in a group for a rank that waits in
+another for it.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from pynccl import bindings, errors
+from pynccl.device_array import Allocation
+from pynccl.groups import group
+from pynccl.mpi.buffers import Block
+from pynccl.mpi.requests import Operation
+from pynccl.mpi.shared import Event, Shared
+from pynccl.types import DataType
+
+__all__ = ["Exchange", "Message"]
+
+_READY, _AGREED = 1, 2
+_CONTROL_TAG = 0
+
+
+class Message(Operation):
+    """One message, on the side that sends or on the one that receives."""
+
+    def __init__(self, block: Block, peer: int, tag: int, sends: bool) -> None:
+        super().__init__()
+        self.block = block
+        self.peer = peer
+        self.wanted_tag = tag
+        self.sends = sends
+        self.ptr = block.ptr
+        self.note = numpy.zeros(2, dtype=numpy.int64)  # the sender's number of it, bytes
+        self.announced: Any = None
+        self.event: Any = None
+        self.spare: Allocation | None = None
+        self.finished = False
+        self.nbytes = block.nbytes if sends else 0
+
+    def done(self) -> bool:
+        if not self.finished and self.event is not None and self.event.done():
+            self.finished = True
+            self.spare = None
+        if self.finished and self.sends:
+            return bool(self.announced.Test())
+        return self.finished
+
+
+class Exchange:
+    """The messages of one communicator that are under way on this rank."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._numbers = count()
+        self._sends: dict[int, Message] = {}
+        self._receives: list[Message] = []
+        self._answered: dict[int, Message] = {}
+        self._agreed: list[Message] = []
+        self._letters: list[tuple[Any, Any]] = []
+
+    def send(self, block: Block, dest: int, tag: int, synchronous: bool) -> Message:
+        """Announce a message."""
+        message = Message(block, dest, tag, sends=True)
+        shared = self._shared
+        with shared.lock:
+            shared.after(shared.message_queue, block)
+            number = next(self._numbers)
+            message.note[:] = number, block.nbytes
+            announce = shared.notes.Issend if synchronous else shared.notes.Isend
+            message.announced = announce(message.note, dest, tag)
+            if block.nbytes:
+                self._sends[number] = message
+            else:
+                message.finished = True
+        return message
+
+    def receive(self, block: Block, source: int, tag: int) -> Message:
+        """Look out for the announcement of a message."""
+        message = Message(block, source, tag, sends=False)
+        shared = self._shared
+        with shared.lock:
+            shared.after(shared.message_queue, block)
+            message.announced = shared.notes.Irecv(message.note, source, tag)
+            self._receives.append(message)
+        return message
+
+    def advance(self) -> None:
+        """Do what can be done without waiting."""
+        if not (self._receives or self._sends or self._answered or self._agreed):
+            return
+        status = MPI.Status()
+        self._receives = [one for one in self._receives if not self._match(one, status)]
+        while self._shared.control.Iprobe(MPI.ANY_SOURCE, _CONTROL_TAG, status):
+            self._read_letter(status.source)
+        if self._agreed and not self._answered:
+            self._launch()
+        self._letters = [letter for letter in self._letters if not letter[0].Test()]
+
+    def _match(self, message: Message, status: MPI.Status) -> bool:
+        """Answer the announcement that a receive was looking out for, if it has come."""
+        if not message.announced.Test(status):
+            return False
+        number, nbytes = (int(value) for value in message.note)
+        message.source, message.tag = status.source, status.tag
+        message.peer = status.source
+        message.nbytes = nbytes
+        if nbytes > message.block.nbytes:
+            # It must be taken all the same, or the sender would wait for ever.
+            message.spare = Allocation(nbytes, self._shared.ordinal)
+            message.ptr = message.spare.ptr
+            message.error = MPI.Exception(MPI.ERR_TRUNCATE)
+        if nbytes == 0:
+            message.finished = True
+            return True
+        mine = next(self._numbers)
+        self._answered[mine] = message
+        self._write_letter(message.peer, _READY, number, mine)
+        return True
+
+    def _write_letter(self, to: int, kind: int, theirs: int, mine: int) -> None:
+        letter = numpy.array([kind, theirs, mine], dtype=numpy.int64)
+        self._letters.append((self._shared.control.Isend(letter, to, _CONTROL_TAG), letter))
+
+    def _read_letter(self, source: int) -> None:
+        letter = numpy.empty(3, dtype=numpy.int64)
+        self._shared.control.Recv(letter, source, _CONTROL_TAG)
+        kind, mine, theirs = (int(value) for value in letter)
+        if kind == _READY:
+            self._agreed.append(self._sends.pop(mine))
+            self._write_letter(source, _AGREED, theirs, mine)
+        else:
+            self._agreed.append(self._answered.pop(mine))
+
+    def _launch(self) -> None:
+        """Queue all messages that both sides have promised, as one group."""
+        ready, self._agreed = self._agreed, []
+        shared = self._shared
+        comm, queue = shared.ready_for_messages()
+        try:
+            with group():
+                for one in ready:
+                    name = "ncclSend" if one.sends else "ncclRecv"
+                    code = getattr(bindings, name)(
+                        one.ptr, one.nbytes, DataType.UINT8, one.peer, comm, queue
+                    )
+                    errors.check(code, name, comm)
+            event = Event(queue)
+        except errors.NCCLError as error:
+            for one in ready:
+                one.error, one.finished = error, True
+            raise
+        for one in ready:
+            one.event = event

@@ -1,0 +1,260 @@
+"""What all Comm objects of one MPI communicator share: NCCL's communicators and MPI's for notes."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from pynccl.communicator import Communicator
+from pynccl.streams import check_driver, make_wait
+
+__all__ = ["Event", "Shared", "shared_of"]
+
+# How long the first operation, where it is a message, waits for the other ranks' first. In seconds.
+PATIENCE = 60.0
+# Longest pause between two looks at what is under way, and how often errors are asked for.
+PAUSE = 200e-6
+LOOKS_PER_ERROR_CHECK = 256
+
+
+class Event:
+    """A point on the stream; ``done`` tells whether the work before it is done."""
+
+    __slots__ = ("_event", "_finished")
+
+    def __init__(self, queue: int) -> None:
+        from cuda.bindings import driver
+
+        self._finished = False
+        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self._event = check_driver(driver.cuEventCreate(flags), "cuEventCreate")
+        check_driver(driver.cuEventRecord(self._event, queue), "cuEventRecord")
+
+    def done(self) -> bool:
+        """Return whether it was reached.
+
+        Raises:
+            NCCLCudaError: the work before it failed
+        """
+        if not self._finished:
+            from cuda.bindings import driver
+
+            answer = driver.cuEventQuery(self._event)
+            if answer[0] == driver.CUresult.CUDA_ERROR_NOT_READY:
+                return False
+            self._finished = True
+            driver.cuEventDestroy(self._event)
+            check_driver(answer, "cuEventQuery")
+        return True
+
+
+class Shared:
+    """The state of one MPI communicator. Making it is collective over that.
+
+    Attributes:
+        notes, control: duplicates of the communicator, for announcements of messages and answers
+        nccl: NCCL's communicator for collectives; None until first needed
+        messages: NCCL's communicator for messages, so that these and collectives may overlap
+        queue, message_queue: handles of the streams they work on
+    """
+
+    def __init__(self, comm: Any) -> None:
+        plain = MPI.Intracomm(comm)
+        self.notes = plain.Dup()
+        self.control = plain.Dup()
+        self.permanent = plain in (MPI.COMM_WORLD, MPI.COMM_SELF)
+        self.nccl: Communicator | None = None
+        self.messages: Communicator | None = None
+        self.queue = 0
+        self.message_queue = 0
+        self.lock = threading.RLock()
+        self.exchange: Any = None
+        self._streams: tuple[Any, ...] = ()
+        self._requests: list[Any] = []
+        self._thread: threading.Thread | None = None
+        self._broken = ""
+
+    def need(self, array: Any, collective: bool) -> Communicator:
+        """Return NCCL's communicator, made at the first call, which is collective.
+
+        Args:
+            array: of this rank's, to make it on that GPU; None for the choice by rank
+            collective: whether the operation is; every rank comes to such a one, or MPI would hang
+        Raises:
+            RuntimeError: it was wanted for a message, and other ranks did not want it
+        """
+        if self.nccl is not None:
+            self.nccl.device.set_current()
+            return self.nccl
+        if self._broken:
+            raise RuntimeError(self._broken)
+        everyone = self.notes.Ibarrier()
+        start = time.monotonic()
+        while not everyone.Test():
+            if not collective and time.monotonic() - start > PATIENCE:
+                self._broken = (
+                    "the first operation on GPU arrays makes NCCL's communicator, and all ranks of "
+                    f"the MPI communicator must take part; some did not within {PATIENCE:g} s. Ask "
+                    "for comm.nccl on all ranks before the first message"
+                )
+                raise RuntimeError(self._broken)
+            time.sleep(PAUSE)
+        device = None if array is None else _device_of(array)
+        made = Communicator.from_mpi(self.notes, device)
+        self.messages = made.split(0)
+        gpu = made.device
+        gpu.set_current()
+        self._streams = (gpu.create_stream(), gpu.create_stream())
+        self.queue, self.message_queue = (int(stream.handle) for stream in self._streams)
+        self.nccl = made
+        _open.add(self)
+        return made
+
+    @property
+    def ordinal(self) -> int:
+        """Which GPU it is."""
+        assert self.nccl is not None
+        return self.nccl._ordinal
+
+    def ready_for_messages(self) -> tuple[int, int]:
+        """Make the GPU current, and return NCCL's handle and the stream's, for messages."""
+        from cuda.core import Device
+
+        assert self.messages is not None
+        Device(self.ordinal).set_current()
+        return self.messages._handle.value, self.message_queue
+
+    def after(self, queue: int, *blocks: Any) -> None:
+        """Make a stream wait for what makes, or still reads, the contents of arrays."""
+        for block in blocks:
+            make_wait(queue, block.stream or 0)
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Block until ``done()``, and keep other operations going meanwhile. Ctrl-C ends it.
+
+        Raises:
+            NCCLError: a communicator has failed
+        """
+        looks = 0
+        while True:
+            self.advance()
+            if done():
+                return
+            looks += 1
+            if looks % LOOKS_PER_ERROR_CHECK == 0:
+                self.check()
+            time.sleep(0 if looks < 50 else PAUSE)
+
+    def advance(self) -> None:
+        """Do what can be done without waiting."""
+        with self.lock:
+            if self.exchange is not None:
+                self.exchange.advance()
+            if self._requests:
+                self._requests = [request for request in self._requests if not request.attempt()]
+
+    def check(self) -> None:
+        """Raise for an error that happened after a call returned."""
+        for comm in (self.nccl, self.messages):
+            if comm is not None:
+                comm._handle.raise_asynchronous_error()
+
+    def serve(self, request: Any) -> None:
+        """Keep a request going until it is complete; by a thread where MPI lets there be one."""
+        with self.lock:
+            self._requests.append(request)
+            if self._thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+                self._thread = threading.Thread(target=self._serve, daemon=True)
+                self._thread.start()
+
+    def _serve(self) -> None:
+        """Keep requests going, also while the program is inside MPI, until there are none."""
+        assert self.nccl is not None
+        self.nccl.device.set_current()
+        pause = PAUSE / 8
+        while True:
+            with self.lock:
+                if not self._requests or _ending:
+                    self._thread = None
+                    return
+                try:
+                    self.advance()
+                except Exception as error:  # it is what Wait raises
+                    self._requests = [one for one in self._requests if not one.fail(error)]
+            time.sleep(pause)
+            pause = min(pause * 1.1, 5 * PAUSE)
+
+    def close(self, together: bool) -> None:
+        """Free everything. ``together`` where all ranks do so, in a call that is collective."""
+        nccl, self.nccl = self.nccl, None
+        messages, self.messages = self.messages, None
+        for comm in (messages, nccl):
+            if comm is None:
+                continue
+            if together:
+                comm.destroy()
+            else:
+                comm.abort()
+        if not self.permanent and not MPI.Is_finalized():
+            self.notes.Free()
+            self.control.Free()
+        _open.discard(self)
+
+
+def shared_of(comm: Any) -> Shared:
+    """Return what belongs to an MPI communicator. Collective where it is the first time."""
+    global _keyval
+    if _keyval == MPI.KEYVAL_INVALID:
+        _keyval = MPI.Comm.Create_keyval(delete_fn=_forget)
+    found = comm.Get_attr(_keyval)
+    if found is None:
+        found = Shared(comm)
+        MPI.Intracomm(comm).Set_attr(_keyval, found)
+    known: Shared = found
+    return known
+
+
+def forget(comm: Any) -> None:
+    """Free what belongs to an MPI communicator, before that is freed. Collective."""
+    found = comm.Get_attr(_keyval) if _keyval != MPI.KEYVAL_INVALID else None
+    if found is not None:
+        found.close(together=True)
+        found.permanent = True  # nothing is left for the callback
+        comm.Delete_attr(_keyval)
+
+
+def _forget(_comm: Any, _keyval: int, shared: Shared) -> None:
+    """Called by MPI where a communicator is freed by another way, or MPI ends."""
+    shared.close(together=False)
+
+
+def _device_of(array: Any) -> int | None:
+    """Return the ordinal of the GPU that an array is on, if CUDA can tell."""
+    from cuda.bindings import driver
+
+    if not array.ptr:
+        return None
+    what = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    result, ordinal = driver.cuPointerGetAttribute(what, array.ptr)
+    return int(ordinal) if result == 0 else None
+
+
+_keyval = MPI.KEYVAL_INVALID
+_open: weakref.WeakSet[Shared] = weakref.WeakSet()
+_ending = False
+
+
+@atexit.register
+def _stop_threads() -> None:
+    global _ending
+    _ending = True
+    for shared in list(_open):
+        thread = shared._thread
+        if thread is not None:
+            thread.join(timeout=1.0)
