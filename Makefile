@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 COMMA := ,
 EXTRA_MPI := $(if $(filter-out system,$(MPI)),$(COMMA)$(MPI))
 MPIRUN = MPIEXEC_TIMEOUT=$(MPI_TIMEOUT) $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
-SCRIPTS := .ci/run scripts/pythons scripts/which_mpi
+SCRIPTS = $(shell grep -lE '^.!.*sh$$' .ci/* scripts/*)
 PYTEST = $(BIN)/python -m pytest -q
 
 export OMPI_ALLOW_RUN_AS_ROOT := 1

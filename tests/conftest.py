@@ -13,11 +13,12 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with PYNCCL_BACKEND=nccl")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    seconds = config.getoption("timeout") or TIMEOUT_SECONDS
     for item in items:
         # A thread ends even a test that hangs in C code; a signal would not.
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS, method="thread"))
+            item.add_marker(pytest.mark.timeout(seconds, method="thread"))
 
 
 def pytest_runtest_setup(item):

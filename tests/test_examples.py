@@ -9,8 +9,8 @@ from helpers.launch import REPOSITORY, mpirun
 EXAMPLES = sorted(path.name for path in (REPOSITORY / "examples").glob("*.py"))
 
 
-def output_of(nranks, name, *arguments):
-    done = mpirun(nranks, f"examples/{name}", *arguments)
+def output_of(nranks, name, *arguments, env=None):
+    done = mpirun(nranks, f"examples/{name}", *arguments, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -49,6 +49,12 @@ def test_data_parallel_training_equals_training_alone(nranks):
     losses = re.findall(r"epoch +\d+ +loss (\S+)", output)
     assert len(losses) == 3
     assert float(losses[2]) < float(losses[0]) / 2
+
+
+def test_data_parallel_training_runs_on_more_ranks_than_a_batch_has_samples():
+    devices = {"PYNCCL_EMULATOR_DEVICES": "16"}
+    output = output_of(16, "data_parallel.py", "--epochs", "1", "--batch", "10", env=devices)
+    assert float(found(r"16 ranks and of one alone differ by at most (\S+)", output)) <= 1e-4
 
 
 def test_data_parallel_training_learns_to_read_digits():

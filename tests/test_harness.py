@@ -18,10 +18,11 @@ def run(tmp_path):
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, tests / name)
 
-    def run(nranks, body, timeout=60):
+    def run(nranks, body, *options, timeout=60):
         source = f"import os, time\n\ndef test_it(world):\n    {body}\n"
         (tests / "mpi" / "test_it.py").write_text(source)
-        return mpirun(nranks, *PYTEST, "--rootdir", tests, tests / "mpi", timeout=timeout)
+        command = (*PYTEST, "--rootdir", tests, *options, tests / "mpi")
+        return mpirun(nranks, *command, timeout=timeout)
 
     return run
 
@@ -34,9 +35,9 @@ def test_passing_ranks_are_reported_once(run):
 
 @pytest.mark.parametrize("failing", [0, 2])
 def test_failure_of_one_rank_ends_the_others_and_names_it(run, failing):
-    done = run(3, f"assert world.rank != {failing}, 'on purpose'; world.Barrier()")
+    done = run(3, f"assert [world.rank == {failing}] == [False]; world.Barrier()")
     assert done.returncode != 0
-    assert f"[rank {failing} of 3] E       AssertionError: on purpose" in done.stderr
+    assert f"[rank {failing} of 3] E       assert [True] == [False]" in done.stderr
 
 
 def test_failures_of_all_ranks_are_told(run):
@@ -57,6 +58,15 @@ def test_rank_that_dies_ends_the_job(run):
     assert done.returncode != 0
 
 
-def test_hang_ends_at_its_timeout(run):
-    done = run(2, "world.rank == 1 and time.sleep(1000); world.Barrier()", timeout=5)
+def test_hang_inside_mpi_ends_at_the_tests_timeout_with_its_place(run):
+    done = run(2, "world.rank == 1 and world.Recv(bytearray(1))", "--timeout=2")
     assert done.returncode != 0
+    assert "[rank 1 of 2] mpi/test_it.py::test_it has not ended after 2 s" in done.stderr
+    assert "world.Recv(bytearray(1))" in done.stderr
+
+
+def test_launcher_ends_what_nothing_else_ends():
+    body = "from mpi4py import MPI; MPI.COMM_WORLD.rank == 1 and MPI.COMM_WORLD.Recv(bytearray(1))"
+    done = mpirun(2, "-c", body, timeout=3)
+    assert done.returncode != 0
+    assert "time limit" in done.stderr
