@@ -263,7 +263,7 @@ class Collectives:
         def issue(_keep: tuple[Any, ...] = keep) -> Any:
             code = function(*arguments, handle.value, *tail)
             if code:
-                errors.check(code, name, handle.value)
+                errors.check(code, name, handle.value, arguments[3])
             return result
 
         return issue
@@ -278,7 +278,7 @@ class Collectives:
         else:
             code = getattr(bindings, name)(*arguments, comm, queue)
         if code:
-            errors.check(code, name, comm)
+            errors.check(code, name, comm, arguments[3])
         return result
 
     def _gone(self) -> int:
@@ -294,9 +294,11 @@ class Collectives:
         comm = self._handle.value or self._gone()
         with group():
             for send in sends:
-                errors.check(bindings.ncclSend(*send, comm, plan.queue), "ncclSend", comm)
+                code = bindings.ncclSend(*send, comm, plan.queue)
+                errors.check(code, "ncclSend", comm, send[2])
             for receive in receives:
-                errors.check(bindings.ncclRecv(*receive, comm, plan.queue), "ncclRecv", comm)
+                code = bindings.ncclRecv(*receive, comm, plan.queue)
+                errors.check(code, "ncclRecv", comm, receive[2])
         return plan.result
 
     def _buffer(self, buffer: Any, argument: str) -> Resolved:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from pynccl.types import Result
+from pynccl.types import ENUMS, Result, version_code, version_text
 
 __all__ = [
     "EmulatorBuildError",
@@ -131,19 +131,22 @@ def make(result: int, function: str, detail: str = "", hint: str = "") -> NCCLEr
     return _CLASSES.get(result, NCCLError)(result, function, detail, hint)
 
 
-def check(result: int, function: str, comm: int = 0) -> None:
+def check(result: int, function: str, comm: int = 0, datatype: int | None = None) -> None:
     """Raise the exception for a result code other than success and in-progress.
 
     Args:
         result: what the function returned
         function: its name in ``nccl.h``
         comm: the communicator's handle, for NCCL's account of the error
+        datatype: of the call's elements, which the loaded libnccl may be too old for
     """
     if result in (Result.SUCCESS, Result.IN_PROGRESS):
         return
     # These import this module, and are needed only here, where something has failed.
     bindings: Any = import_module("pynccl.bindings")
     library: Any = import_module("pynccl.library")
+    if datatype is not None:
+        _check_datatype(datatype, library.load())
     detail = ""
     if bindings.available("ncclGetLastError"):
         detail = (bindings.ncclGetLastError(comm) or b"").decode(errors="replace").strip()
@@ -153,3 +156,9 @@ def check(result: int, function: str, comm: int = 0) -> None:
     if result == Result.UNHANDLED_CUDA_ERROR and not library.gpu_answers():
         hint = _NO_DRIVER
     raise make(result, function, detail, hint)
+
+
+def _check_datatype(datatype: int, loaded: Any) -> None:
+    for name, (value, since) in ENUMS["ncclDataType_t"].items():
+        if value == datatype and version_code(since) > loaded.version:
+            raise NCCLNotSupported(name, since, version_text(loaded.version), loaded.path)

@@ -60,5 +60,5 @@ class PointToPoint(Collectives):
             buffer.ptr, buffer.count, buffer.datatype, peer, comm, queue
         )
         if code:
-            errors.check(code, name, comm)
+            errors.check(code, name, comm, buffer.datatype)
         return buf

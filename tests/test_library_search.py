@@ -3,11 +3,10 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from helpers import headers
+from helpers.processes import python
 
 REAL = headers.NCCL.parent / "lib/libnccl.so.2"
 
@@ -33,20 +32,9 @@ def real():
     return REAL
 
 
-def run(program, check=True, **environment):
-    """Run Python source in a process of its own; a value of None takes a variable away."""
-    env = {**os.environ, **{k: v for k, v in environment.items() if v is not None}}
-    for name, value in environment.items():
-        if value is None:
-            env.pop(name, None)
-    return subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=check
-    )
-
-
 def report(**environment):
     environment = {"LD_LIBRARY_PATH": None, "NCCL_HOME": None, **environment}
-    return json.loads(run(REPORT, **environment).stdout.splitlines()[-1])
+    return json.loads(python(REPORT, **environment).stdout.splitlines()[-1])
 
 
 def test_the_wheel_is_found_in_the_environment(real):
@@ -79,7 +67,7 @@ def test_a_library_that_the_process_has_loaded_is_taken(real, tmp_path):
     copy = tmp_path / "libnccl.so.2.99"
     copy.symlink_to(real)
     program = f"import ctypes; ctypes.CDLL({str(copy)!r})\n" + REPORT
-    told = json.loads(run(program, PYNCCL_BACKEND="nccl").stdout)
+    told = json.loads(python(program, PYNCCL_BACKEND="nccl").stdout)
     assert told["where"] == "already loaded in this process"
     assert pathlib.Path(told["path"]).samefile(real)
 
@@ -111,11 +99,11 @@ def test_auto_says_in_one_line_that_it_took_the_emulator():
     if os.path.exists("/dev/nvidia0"):
         pytest.skip("needs a machine without a GPU")
     program = "from pynccl import library; print(library.load().backend)"
-    done = run(program, PYNCCL_BACKEND="auto", OMPI_COMM_WORLD_RANK="0")
+    done = python(program, PYNCCL_BACKEND="auto", OMPI_COMM_WORLD_RANK="0")
     assert done.stdout == "emulator\n"
     assert done.stderr.startswith("pynccl: running on the CPU emulator: there is no CUDA driver")
     assert len(done.stderr.splitlines()) == 1
-    assert run(program, PYNCCL_BACKEND="auto", OMPI_COMM_WORLD_RANK="1").stderr == ""
+    assert python(program, PYNCCL_BACKEND="auto", OMPI_COMM_WORLD_RANK="1").stderr == ""
 
 
 def test_the_real_library_answers_without_a_gpu(real):
@@ -127,7 +115,7 @@ print(pynccl.get_version(), len(bytes(pynccl.get_unique_id())), pynccl.get_error
 print(all(bindings.available(name) for name in dir(bindings) if name.startswith("nccl")))
 print(pynccl.params["NCCL_DEBUG_SUBSYS"])
 """
-    lines = run(program, PYNCCL_BACKEND="nccl").stdout.splitlines()
+    lines = python(program, PYNCCL_BACKEND="nccl").stdout.splitlines()
     assert " 128 invalid argument" in lines[0]
     assert lines[1:] == ["True", "INIT,ENV,BOOTSTRAP"]
 
@@ -139,7 +127,7 @@ def test_a_communicator_without_a_gpu_is_a_good_message(real):
 import pynccl
 pynccl.Communicator.init(1, 0, pynccl.get_unique_id())
 """
-    error = run(program, check=False, PYNCCL_BACKEND="nccl").stderr.splitlines()[-1]
+    error = python(program, check=False, PYNCCL_BACKEND="nccl").stderr.splitlines()[-1]
     assert error.startswith("pynccl.errors.NCCLLibraryNotFound: loading NCCL")
     for part in ("no CUDA driver", str(real), "PYNCCL_BACKEND=emulator"):
         assert part in error
@@ -159,14 +147,14 @@ try:
 except errors.NCCLCudaError as error:
     print(error.result.name, error.function, error)
 """
-    told = run(program, PYNCCL_BACKEND="nccl").stdout
+    told = python(program, PYNCCL_BACKEND="nccl").stdout
     assert told.startswith("UNHANDLED_CUDA_ERROR ncclCommInitRank ncclCommInitRank: ")
     assert "PYNCCL_BACKEND=emulator" in told
 
 
 def test_the_emulator_refuses_a_process_that_has_a_real_libnccl(real):
     program = f"import ctypes; ctypes.CDLL({str(real)!r})\n" + REPORT
-    told = json.loads(run(program, PYNCCL_BACKEND="emulator").stdout)
+    told = json.loads(python(program, PYNCCL_BACKEND="emulator").stdout)
     assert told["error"] == "NCCLLibraryNotFound"
     assert "already in this process" in told["text"]
 
@@ -178,7 +166,7 @@ import pynccl
 print(sorted(m for m in sys.modules if m.partition(".")[0] in ("mpi4py", "cuda", "ml_dtypes")))
 print(pynccl.__version__, pynccl.SUM.name, len(dir(pynccl)) > 50)
 """
-    assert run(program).stdout == "[]\n0.1.0 SUM True\n"
+    assert python(program).stdout == "[]\n0.1.0 SUM True\n"
 
 
 def test_every_public_name_exists():

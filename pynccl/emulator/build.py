@@ -24,6 +24,9 @@ SOURCES = Path(__file__).parent / "src"
 DRIVER = ("board", "context", "device", "driver", "event", "graph", "memory", "stream")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
 SANITIZERS = ("address", "undefined", "thread")
+# The source that makes a libnccl of one release: all others serve every release.
+RELEASE = "release"
+OLDEST, NEWEST = "2.18.1", ".".join(map(str, LATEST))
 
 
 def cache() -> Path:
@@ -42,8 +45,8 @@ def ensure() -> Path:
     """
     compiler = _compiler()
     release = _release()
-    folder = cache() / f"emulator-{_key(compiler, release)}"
-    if (folder / "libnccl.so.2").exists():
+    folder = _folder(compiler, release)
+    if _is_built(folder):
         return folder
     try:
         cache().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -53,21 +56,24 @@ def ensure() -> Path:
             "one that can be written"
         ) from error
     with _only_builder():
-        if not (folder / "libnccl.so.2").exists():
-            _remove_leftovers()
-            _build(compiler, release, folder)
+        _remove_leftovers()
+        latest = _folder(compiler, NEWEST)
+        if not _is_built(latest):
+            _build(compiler, latest)
+        if not _is_built(folder):
+            _build_release(compiler, release, latest, folder)
     return folder
 
 
 def status() -> dict[str, object]:
     """Return the compiler, the cache folder, and whether the libraries are built."""
     compiler = _compiler()
-    folder = cache() / f"emulator-{_key(compiler, _release())}"
+    folder = _folder(compiler, _release())
     return {
         "compiler": compiler,
         "folder": str(folder),
-        "built": (folder / "libnccl.so.2").exists(),
-        "bytes": sum(file.stat().st_size for file in folder.glob("*")),
+        "built": _is_built(folder),
+        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
     }
 
 
@@ -88,15 +94,15 @@ def _release() -> str:
     """Return the release of NCCL to stand in for."""
     wanted = os.environ.get("PYNCCL_EMULATOR_NCCL_VERSION", "").strip()
     if not wanted:
-        return ".".join(str(part) for part in LATEST)
+        return NEWEST
     try:
         number = version_code(wanted)
     except ValueError:
         number = 0
-    if not version_code("2.18.1") <= number <= version_code(".".join(map(str, LATEST))):
+    if not version_code(OLDEST) <= number <= version_code(NEWEST):
         raise EmulatorBuildError(
-            f"PYNCCL_EMULATOR_NCCL_VERSION is {wanted!r}; it must be a release from 2.18.1 to "
-            f"{'.'.join(map(str, LATEST))}"
+            f"PYNCCL_EMULATOR_NCCL_VERSION is {wanted!r}; it must be a release from {OLDEST} to "
+            f"{NEWEST}"
         )
     return wanted
 
@@ -123,22 +129,27 @@ def _compiler() -> str:
     )
 
 
-def _flags(release: str) -> list[str]:
-    flags = [*FLAGS, f"-DNCCL_VERSION_CODE={version_code(release)}"]
+def _flags() -> list[str]:
     sanitizer = _sanitizer()
-    if sanitizer:
-        flags += [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer", "-g"]
-    return flags
+    if not sanitizer:
+        return list(FLAGS)
+    return [*FLAGS, f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer", "-g"]
 
 
-def _key(compiler: str, release: str) -> str:
+def _folder(compiler: str, release: str) -> Path:
+    """Return where the build of a release is; the newest one's also keeps the objects."""
     digest = hashlib.sha256()
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    for part in (compiler.encode(), version, " ".join(_flags(release)).encode()):
+    for part in (compiler.encode(), version, " ".join(_flags()).encode()):
         digest.update(part + b"\0")
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()[:16]
+    key = digest.hexdigest()[:16]
+    return cache() / (f"emulator-{key}" if release == NEWEST else f"emulator-{key}-{release}")
+
+
+def _is_built(folder: Path) -> bool:
+    return (folder / "libnccl.so.2").exists()
 
 
 @contextmanager
@@ -158,62 +169,72 @@ def _remove_leftovers() -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _build(compiler: str, release: str, folder: Path) -> None:
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to build in, which takes its name only when it is complete."""
     building = Path(tempfile.mkdtemp(prefix="building-", dir=cache()))
     try:
-        objects = _compile(compiler, _flags(release), building)
-        driver = [path for path in objects if _is_driver(path)]
-        nccl = [path for path in objects if not _is_driver(path)]
-        _link(compiler, release, driver, building / "libcuda.so.1", [])
-        _link(
-            compiler,
-            release,
-            nccl,
-            building / "libnccl.so.2",
-            [
-                str(building / "libcuda.so.1"),
-                "-Wl,-rpath,$ORIGIN",
-                f"-Wl,--version-script={_exports(release, building)}",
-            ],
-        )
-        for path in [*objects, building / "exports"]:
-            path.unlink()
+        yield building
         os.replace(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _build(compiler: str, folder: Path) -> None:
+    with _new_folder(folder) as building:
+        objects = building / "objects"
+        objects.mkdir()
+        sources = [path for path in SOURCES.glob("*.cc") if path.stem != RELEASE]
+        # The longest first, so that none is left to run alone at the end.
+        sources.sort(key=lambda path: -path.stat().st_size)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda source: _compile(compiler, source, objects), sources))
+        driver = [path for path in objects.iterdir() if _is_driver(path)]
+        _link(compiler, driver, building / "libcuda.so.1", [])
+        _link_nccl(compiler, NEWEST, objects, building)
+
+
+def _build_release(compiler: str, release: str, latest: Path, folder: Path) -> None:
+    with _new_folder(folder) as building:
+        os.link(latest / "libcuda.so.1", building / "libcuda.so.1")
+        _link_nccl(compiler, release, latest / "objects", building)
+
+
+def _link_nccl(compiler: str, release: str, objects: Path, building: Path) -> None:
+    own = _compile(
+        compiler,
+        SOURCES / f"{RELEASE}.cc",
+        building,
+        f"-DEMULATED_RELEASE={version_code(release)}",
+    )
+    exports = _exports(release, building)
+    _link(
+        compiler,
+        [own, *(path for path in objects.iterdir() if not _is_driver(path))],
+        building / "libnccl.so.2",
+        [
+            str(building / "libcuda.so.1"),
+            "-Wl,-rpath,$ORIGIN",
+            f"-Wl,--version-script={exports}",
+        ],
+    )
+    own.unlink()
+    exports.unlink()
 
 
 def _is_driver(path: Path) -> bool:
     return path.stem.split("_")[0] in DRIVER
 
 
-def _compile(compiler: str, flags: list[str], building: Path) -> list[Path]:
-    sources = sorted(SOURCES.glob("*.cc"), key=lambda path: -path.stat().st_size)
-
-    def one(source: Path) -> Path:
-        target = building / f"{source.stem}.o"
-        _run([compiler, *flags, "-c", str(source), "-o", str(target)])
-        return target
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(one, sources))
+def _compile(compiler: str, source: Path, folder: Path, *more: str) -> Path:
+    target = folder / f"{source.stem}.o"
+    _run([compiler, *_flags(), *more, "-c", str(source), "-o", str(target)])
+    return target
 
 
-def _link(
-    compiler: str, release: str, objects: list[Path], target: Path, others: list[str]
-) -> None:
-    _run(
-        [
-            compiler,
-            *_flags(release),
-            "-shared",
-            f"-Wl,-soname,{target.name}",
-            "-o",
-            str(target),
-            *map(str, objects),
-            *others,
-        ]
-    )
+def _link(compiler: str, objects: list[Path], target: Path, others: list[str]) -> None:
+    soname = f"-Wl,-soname,{target.name}"
+    _run([compiler, *_flags(), "-shared", soname, "-o", str(target), *map(str, objects), *others])
 
 
 def _exports(release: str, building: Path) -> Path:

@@ -1,6 +1,7 @@
 #include "config.h"
 
 #include "error.h"
+#include "release.h"
 
 namespace emu {
 
@@ -9,7 +10,7 @@ namespace {
 // A field exists for the caller when its structure reaches that far, and for the library when its
 // release has it.
 #define READ_FIELD(config, field, since, target)                                            \
-  if (NCCL_VERSION_CODE >= (since) &&                                                       \
+  if (release >= (since) &&                                                                 \
       (config)->size >= offsetof(ncclConfig_t, field) + sizeof((config)->field) &&          \
       (config)->field != NCCL_CONFIG_UNDEF_INT) {                                           \
     *(target) = (config)->field;                                                            \

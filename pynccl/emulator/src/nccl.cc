@@ -10,12 +10,14 @@
 #include "error.h"
 #include "exported.h"
 #include "group.h"
+#include "release.h"
 
 using namespace emu;
 
 namespace {
 
-constexpr int types_known = NCCL_VERSION_CODE >= 22403 ? ncclNumTypes : ncclFloat8e4m3;
+// float8 came with NCCL 2.24.
+int types_known() { return release >= 22403 ? ncclNumTypes : ncclFloat8e4m3; }
 
 ncclResult_t read_op(const Communicator& communicator, const std::vector<CustomOp>& custom,
                      ncclRedOp_t op, Operation* operation) {
@@ -67,7 +69,7 @@ ncclResult_t begin(ncclComm_t comm, ncclDataType_t type,
                    std::shared_ptr<Communicator>* communicator) {
   *communicator = Communicator::find(comm);
   if (*communicator == nullptr) return ncclInvalidArgument;
-  if (type < 0 || type >= types_known) {
+  if (type < 0 || type >= types_known()) {
     return fail(ncclInvalidArgument, "%d is no data type of this NCCL", static_cast<int>(type));
   }
   return (*communicator)->ready();
@@ -101,7 +103,7 @@ ncclResult_t issue(Kind kind, const Arguments& arguments, ncclComm_t comm, cudaS
     if (result != ncclSuccess) return result;
   }
   const bool has_event =
-      config != nullptr && NCCL_VERSION_CODE >= 23203 && config->size >= sizeof(ncclCollConfig_t);
+      config != nullptr && release >= 23203 && config->size >= sizeof(ncclCollConfig_t);
   return issue(communicator, std::move(operation), stream,
                has_event ? config->launchCompletionEvent : nullptr);
 }
@@ -181,7 +183,7 @@ ncclResult_t wait_signal(int count, const ncclWaitSignalDesc_t* wanted, ncclComm
 
 NCCL_FUNCTION ncclResult_t ncclGetVersion(int* version) {
   if (version == nullptr) return fail(ncclInvalidArgument, "version is null");
-  *version = NCCL_VERSION_CODE;
+  *version = release;
   return ncclSuccess;
 }
 
@@ -393,7 +395,7 @@ NCCL_FUNCTION ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scala
                                                     ncclComm_t comm) {
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
-  if (op == nullptr || scalar == nullptr || type < 0 || type >= types_known) {
+  if (op == nullptr || scalar == nullptr || type < 0 || type >= types_known()) {
     return fail(ncclInvalidArgument, "op and scalar must not be null, and %d be a data type",
                 static_cast<int>(type));
   }

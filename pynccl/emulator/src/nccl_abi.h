@@ -19,10 +19,7 @@ using ncclComm_t = ncclComm*;
 using ncclWindow_t = ncclWindow_vidmem*;
 using ncclParamHandle_t = ncclParamHandle*;
 
-// A build may stand in for an older release.
-#ifndef NCCL_VERSION_CODE
 #define NCCL_VERSION_CODE 23203
-#endif
 #define NCCL_UNIQUE_ID_BYTES 128
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_SPLIT_NOCOLOR (-1)
