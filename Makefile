@@ -81,6 +81,13 @@ test-python:
 test-gpu: $(VENV)/ready-test
 	PYNCCL_BACKEND=nccl $(PYTEST) -m gpu tests $(PYTEST_ARGS)
 
+# mpi4py's own tests with pynccl.mpi.Comm in the place of MPI's communicators.
+.PHONY: mpi4py-tests
+mpi4py-tests: $(VENV)/ready-test $(VENV)/ready-emulator
+	$(BIN)/python scripts/run_mpi4py_tests -n 1
+	$(BIN)/python scripts/run_mpi4py_tests -n 3
+	$(BIN)/python scripts/run_mpi4py_tests -n 3 --host
+
 lint: $(VENV)/ready-lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy

@@ -290,18 +290,18 @@ class CollectiveMethods(Base):
         return send, recv
 
     def _reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Any:
-        if is_in_place(sendbuf):
-            send = block(recvbuf, "recvbuf", self.size)
-            recv = _moved(send, self.rank)
+        in_place = is_in_place(sendbuf)
+        if in_place:
+            send = recv = block(recvbuf, "recvbuf", self.size)
         else:
             send, recv = block(sendbuf, "sendbuf", self.size), block(recvbuf, "recvbuf")
             _check_equal(send, recv)
         how = reduction(op, send.element)
         nccl, queue = self._launch(send, recv)
-        nccl.reduce_scatter(_numbers(send, self.size), _numbers(recv), how, stream=queue)
-        if is_in_place(sendbuf):
-            _copy(send.ptr, recv.ptr, recv.nbytes, queue)
-        return send, recv
+        mine, spare = _beside(recv, nccl) if in_place else (recv, None)
+        nccl.reduce_scatter(_numbers(send, self.size), _numbers(mine), how, stream=queue)
+        _copy(recv.ptr, mine.ptr, mine.nbytes, queue)
+        return send, recv, spare
 
     def _reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None, op: MPI.Op
@@ -317,10 +317,7 @@ class CollectiveMethods(Base):
         how = reduction(op, send.element)
         nccl, queue = self._launch(send, recv)
         mine = recv._replace(items=counts[self.rank])
-        spare = None
-        if in_place:
-            spare = Allocation(mine.nbytes, nccl.device.device_id)
-            mine = mine._replace(ptr=spare.ptr)
+        mine, spare = _beside(mine, nccl) if in_place else (mine, None)
         each = send.element.parts
         nccl.reduce_scatterv(
             _numbers(send._replace(items=sum(counts))),
@@ -329,8 +326,7 @@ class CollectiveMethods(Base):
             how,
             stream=queue,
         )
-        if spare is not None:
-            _copy(recv.ptr, mine.ptr, mine.nbytes, queue)
+        _copy(recv.ptr, mine.ptr, mine.nbytes, queue)
         return send, recv, spare
 
     def _recvcounts(
@@ -491,6 +487,12 @@ def _copy(target: int, source: int, nbytes: int, queue: int) -> None:
         from cuda.bindings import driver
 
         check_driver(driver.cuMemcpyDtoDAsync(target, source, nbytes, queue), "cuMemcpyDtoDAsync")
+
+
+def _beside(data: Block, nccl: Communicator) -> tuple[Block, Allocation]:
+    """Return a place for as much: MPI leaves the rest of a buffer in place as it was."""
+    spare = Allocation(data.nbytes, nccl.device.device_id)
+    return data._replace(ptr=spare.ptr), spare
 
 
 def _copied(ptr: int, nbytes: int, nccl: Communicator, queue: int) -> Allocation:

@@ -11,6 +11,8 @@ from typing import Any
 
 from mpi4py import MPI
 
+from pynccl import library
+from pynccl.bootstrap import local_place
 from pynccl.communicator import Communicator
 from pynccl.streams import check_driver, make_wait
 
@@ -68,6 +70,7 @@ class Shared:
         plain = MPI.Intracomm(comm)
         self.notes = plain.Dup()
         self.control = plain.Dup()
+        self._learn_place()
         self.permanent = plain in (MPI.COMM_WORLD, MPI.COMM_SELF)
         self.nccl: Communicator | None = None
         self.messages: Communicator | None = None
@@ -84,7 +87,7 @@ class Shared:
         """Return NCCL's communicator, made at the first call, which is collective.
 
         Args:
-            array: of this rank's, to make it on that GPU; None for the choice by rank
+            array: of this rank's, to make it on that GPU; None where there is none
             collective: whether the operation is; every rank comes to such a one, or MPI would hang
         Raises:
             RuntimeError: it was wanted for a message, and other ranks did not want it
@@ -105,8 +108,7 @@ class Shared:
                 )
                 raise RuntimeError(self._broken)
             time.sleep(PAUSE)
-        device = None if array is None else _device_of(array)
-        made = Communicator.from_mpi(self.notes, device)
+        made = Communicator.from_mpi(self.notes, self._choose_gpu(array))
         self.messages = made.split(0)
         gpu = made.device
         gpu.set_current()
@@ -115,6 +117,21 @@ class Shared:
         self.nccl = made
         _open.add(self)
         return made
+
+    def _learn_place(self) -> None:
+        """Note the place on the node: parts of the communicator must choose GPUs as it does."""
+        global _place, _place_size
+        place, _ = local_place(self.notes)
+        if self.notes.size > _place_size:
+            _place, _place_size = place, self.notes.size
+
+    @staticmethod
+    def _choose_gpu(array: Any) -> int | None:
+        """Return the GPU to use; None where ``from_mpi`` shall choose, or say what is wrong."""
+        try:
+            return _gpu_for(array)
+        except Exception:  # from_mpi meets it as well, and tells all ranks
+            return None
 
     @property
     def ordinal(self) -> int:
@@ -143,9 +160,10 @@ class Shared:
         """
         looks = 0
         while True:
-            self.advance()
-            if done():
-                return
+            with self.lock:
+                self.advance()
+                if done():
+                    return
             looks += 1
             if looks % LOOKS_PER_ERROR_CHECK == 0:
                 self.check()
@@ -234,16 +252,27 @@ def _forget(_comm: Any, _keyval: int, shared: Shared) -> None:
     shared.close(together=False)
 
 
-def _device_of(array: Any) -> int | None:
-    """Return the ordinal of the GPU that an array is on, if CUDA can tell."""
+def _gpu_for(array: Any) -> int | None:
+    """Return the ordinal of the GPU to use: the array's, else the one in use, else by place."""
     from cuda.bindings import driver
+    from cuda.core import Device
 
-    if not array.ptr:
-        return None
-    what = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    result, ordinal = driver.cuPointerGetAttribute(what, array.ptr)
-    return int(ordinal) if result == 0 else None
+    library.require_gpu()
+    if array is not None:
+        what = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        result, ordinal = driver.cuPointerGetAttribute(what, array.ptr)
+        if result == 0:
+            return int(ordinal)
+    for other in _open:
+        return other.ordinal
+    result, context = driver.cuCtxGetCurrent()
+    if result == 0 and int(context):
+        return int(check_driver(driver.cuCtxGetDevice(), "cuCtxGetDevice"))
+    return _place if len(Device.get_all_devices()) > 1 else None
 
+
+# This rank's place on its node, in the largest communicator so far, and that one's size.
+_place, _place_size = 0, 0
 
 _keyval = MPI.KEYVAL_INVALID
 _open: weakref.WeakSet[Shared] = weakref.WeakSet()
