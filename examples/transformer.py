@@ -252,6 +252,11 @@ def first_weights(size, seed, dtype=np.float32):
     return weights
 
 
+def listed(layers, arrays):
+    """All layers' arrays in one list, in the order of the layers' shapes."""
+    return [of_layer[name] for layer, of_layer in zip(layers, arrays) for name in layer.shapes]
+
+
 def forward_backward(xp, layers, weights, tokens, targets, scale, loss_of=cross_entropy):
     """The loss of a batch and the gradients of every layer's parameters."""
     kept = []

@@ -1,0 +1,20 @@
+"""The parts of parallel training: what is split, how, and what the ranks tell each other for it.
+
+Everything is a plain function or class over a ``Communicator``, with its communication and its
+source in its docstring. The programs in ``examples`` are made of these.
+"""
+
+from pynccl.parallel.functional import all_gathered, all_reduced, reduce_scattered, staged
+from pynccl.parallel.shards import FlatLayout, ShardedLayers
+from pynccl.parallel.traffic import CountedCommunicator, Traffic
+
+__all__ = [
+    "CountedCommunicator",
+    "FlatLayout",
+    "ShardedLayers",
+    "Traffic",
+    "all_gathered",
+    "all_reduced",
+    "reduce_scattered",
+    "staged",
+]

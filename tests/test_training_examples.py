@@ -1,0 +1,80 @@
+"""Every way to train on many GPUs computes what one GPU does, and sends what its formula says.
+
+The examples themselves compare, step by step, and fail where they differ; in double precision the
+difference is that of the order of sums alone.
+"""
+
+import re
+
+import pytest
+from helpers.launch import mpirun
+
+EXACT = ("--steps", "6", "--dtype", "float64")
+
+
+def output_of(nranks, name, *arguments):
+    pytest.importorskip("tqdm", reason="needs tqdm: pip install pynccl-mpi[examples]")
+    done = mpirun(nranks, f"examples/{name}", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def differences(output):
+    """The largest differences of losses and of weights from one GPU's training."""
+    match = re.search(r"losses differ by at most (\S+), the weights by (\S+) ", output)
+    assert match, output
+    return float(match[1]), float(match[2])
+
+
+def assert_equals_one_gpu(output):
+    assert max(differences(output)) < 1e-10, output
+    first, last = re.search(r"loss (\S+) at the first step, (\S+) at the last", output).groups()
+    assert float(last) < float(first) - 0.5
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_fully_sharded_training_equals_one_gpus(nranks):
+    output = output_of(nranks, "fully_sharded.py", *EXACT)
+    assert_equals_one_gpu(output)
+    here, others = re.search(r"take (\d+) kB on a rank.*parallel's (\d+) kB", output).groups()
+    assert int(here) < int(others)
+
+
+def test_training_goes_on_from_weights_that_were_saved_on_another_number_of_ranks(tmp_path):
+    pytest.importorskip("safetensors", reason="needs safetensors: pip install pynccl-mpi[examples]")
+    file = tmp_path / "weights.safetensors"
+    saved = output_of(2, "fully_sharded.py", *EXACT, "--save", file)
+    loaded = output_of(3, "fully_sharded.py", *EXACT, "--load", file)
+    assert max(differences(loaded)) < 1e-10
+    last = float(re.search(r"(\S+) at the last", saved)[1])
+    first = float(re.search(r"loss (\S+) at the first", loaded)[1])
+    assert abs(first - last) < 1.0 < 5.8 - first
+
+
+def test_examples_fail_where_training_differs_from_one_gpus():
+    done = mpirun(2, "-c", WRONG)
+    assert done.returncode != 0
+    assert "AssertionError" in done.stderr
+
+
+# Turns the gradients upside down.
+WRONG = """
+import sys
+sys.path.insert(0, "examples")
+sys.argv = ["fully_sharded.py", "--steps", "3"]
+import training, fully_sharded, pynccl
+from pynccl.parallel import CountedCommunicator
+sharded = fully_sharded.ShardedLayers
+class Wrong(sharded):
+    def reduce(self, index, gradients):
+        sharded.reduce(self, index, {name: array[::-1] for name, array in gradients.items()})
+fully_sharded.ShardedLayers = Wrong
+training.run("", fully_sharded.train, training.options("").parse_args())
+"""
+
+
+def test_losses_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install pynccl-mpi[examples]")
+    picture = tmp_path / "losses.png"
+    output_of(2, "fully_sharded.py", "--steps", "3", "--plot", picture)
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
