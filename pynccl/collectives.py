@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from ctypes import byref
 from typing import Any, NamedTuple
 
+import numpy
+
 from pynccl import bindings, errors
 from pynccl.arrays import Resolved, resolve
-from pynccl.config import CollConfig
+from pynccl.config import CollConfig, structure_of
 from pynccl.groups import group
 from pynccl.resources import CustomRedOp
 from pynccl.streams import handle_of, make_wait, same
@@ -230,51 +231,12 @@ class Collectives:
             plan,
         )
 
-    def prepare(self, operation: str, *buffers: Any, **arguments: Any) -> Callable[[], Any]:
-        """Settle a collective's arguments once; each call of what is returned issues it.
-
-        Args:
-            operation: the name of a collective method, such as ``"allreduce"``
-            buffers, arguments: what the method takes; the arrays are kept, and must stay where
-                they are
-        Raises:
-            ValueError: there is no such collective
-        """
-        if operation not in _PREPARED:
-            raise ValueError(f"operation {operation!r}: must be one of {', '.join(_PREPARED)}")
-        config = arguments.pop("config", None)
-        if not bindings.available(_PREPARED[operation]):
-            method = getattr(self, operation)
-            return lambda: method(*buffers, config=config, **arguments)
-        plan = getattr(self, f"_{operation}")(*buffers, **arguments)
-        return self._prepared(plan, config, buffers)
-
-    def _prepared(
-        self, plan: Plan, config: CollConfig | None, keep: tuple[Any, ...]
-    ) -> Callable[[], Any]:
-        name, arguments, queue, result = plan
-        handle = self._handle
-        tail: tuple[Any, ...] = (queue,)
-        if config is not None:
-            name += "Config"
-            tail = (queue, byref(config.to_struct()))
-        function = getattr(bindings, name)
-
-        def issue(_keep: tuple[Any, ...] = keep) -> Any:
-            code = function(*arguments, handle.value, *tail)
-            if code:
-                errors.check(code, name, handle.value, arguments[3])
-            return result
-
-        return issue
-
     def _run(self, plan: Plan, config: CollConfig | None) -> Any:
         name, arguments, queue, result = plan
         comm = self._handle.value or self._gone()
         if config is not None:
             name += "Config"
-            struct = config.to_struct()
-            code = getattr(bindings, name)(*arguments, comm, queue, byref(struct))
+            code = getattr(bindings, name)(*arguments, comm, queue, pointer_to(config))
         else:
             code = getattr(bindings, name)(*arguments, comm, queue)
         if code:
@@ -333,11 +295,11 @@ class Collectives:
         for buffer in buffers:
             made_on = buffer.stream
             if made_on is not None and made_on != queue and not same(made_on, queue):
-                make_wait(queue, made_on)
+                make_wait(queue, made_on, self._ordinal)
         return queue
 
     def _check_root(self, root: int, argument: str = "root") -> None:
-        if not isinstance(root, int) or not 0 <= root < self.nranks:
+        if not isinstance(root, (int, numpy.integer)) or not 0 <= root < self.nranks:
             raise ValueError(f"{argument} {root!r}: must be a rank from 0 to {self.nranks - 1}")
 
     def _allreduce(
@@ -435,18 +397,6 @@ class Collectives:
         return Plan("ncclScatter", arguments, self._stream_for(stream, send, recv), recvbuf)
 
 
-_PREPARED = {
-    "allreduce": "ncclAllReduce",
-    "reduce": "ncclReduce",
-    "broadcast": "ncclBroadcast",
-    "allgather": "ncclAllGather",
-    "reduce_scatter": "ncclReduceScatter",
-    "alltoall": "ncclAlltoAll",
-    "gather": "ncclGather",
-    "scatter": "ncclScatter",
-}
-
-
 def op_code(op: Any, parts: int) -> int:
     if parts != 1 and op not in (RedOp.SUM, RedOp.AVG):
         raise TypeError(f"op {op!r}: complex numbers are reduced with SUM and AVG only")
@@ -457,9 +407,14 @@ def op_code(op: Any, parts: int) -> int:
     raise TypeError(f"op {op!r}: must be SUM, PROD, MAX, MIN, AVG, or of create_pre_mul_sum")
 
 
+def pointer_to(config: CollConfig) -> Any:
+    struct = structure_of(config, CollConfig)
+    return None if struct is None else byref(struct)
+
+
 def _no_config(config: CollConfig | None) -> None:
     if config is not None:
-        config.to_struct()  # says which release it needs
+        structure_of(config, CollConfig)  # says which release it needs
 
 
 def _type_name(buffer: Resolved) -> str:

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from pynccl import library
 from pynccl.errors import NCCLNotSupported
+from pynccl.streams import handle_of
 from pynccl.types import STRUCTURES, initialized, version_code, version_text
 
-__all__ = ["CollConfig", "Config"]
+__all__ = ["CollConfig", "Config", "check_settings", "structure_of"]
 
 
 class _Structured:
@@ -185,3 +186,39 @@ class CollConfig(_Structured):
     def _converted(value: Any) -> Any:
         handle = getattr(value, "handle", None)
         return int(handle) if handle is not None else _Structured._converted(value)
+
+
+def structure_of(config: Any, kind: type[_Structured]) -> ctypes.Structure | None:
+    """Return the structure of a config, or None where there is none.
+
+    Raises:
+        TypeError: it is no config of this kind
+        NCCLNotSupported: it has a setting that the library lacks
+    """
+    if config is None:
+        return None
+    if not isinstance(config, kind):
+        raise TypeError(
+            f"config is a {type(config).__name__}; it must be a pynccl.{kind.__name__}, or None"
+        )
+    return config.to_struct()
+
+
+def check_settings(config: Any, timeout: Any, stream: Any) -> None:
+    """Raise for settings of a communicator with which it could not be made.
+
+    One rank that fails over them later would leave the others waiting for it.
+
+    Raises:
+        TypeError: one is of the wrong type
+        ValueError: the timeout is negative
+        NCCLNotSupported: the config has a setting that the library lacks
+    """
+    structure_of(config, Config)
+    if timeout is not None:
+        if not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout is a {type(timeout).__name__}; it must be seconds, or None")
+        if timeout < 0:
+            raise ValueError(f"timeout {timeout} must not be negative")
+    if stream is not None:
+        handle_of(stream)

@@ -10,7 +10,7 @@ import numpy
 import numpy.typing
 
 from pynccl import arrays, library
-from pynccl.streams import check_driver
+from pynccl.streams import check_driver, on_device
 
 if TYPE_CHECKING:
     from cuda.core import Device
@@ -30,23 +30,26 @@ class Allocation:
         NCCLCudaError: the GPU's memory does not suffice
     """
 
-    __slots__ = ("__weakref__", "_free", "nbytes", "ptr")
+    __slots__ = ("__weakref__", "_context", "_driver", "nbytes", "ptr")
 
     def __init__(self, nbytes: int, device: int) -> None:
         from cuda.bindings import driver
-        from cuda.core import Device
 
         self.ptr = 0
         self.nbytes = nbytes
-        self._free = driver.cuMemFree
+        self._driver = driver
         if nbytes == 0:
             return
-        Device(device).set_current()
-        self.ptr = int(check_driver(driver.cuMemAlloc(nbytes), f"cuMemAlloc({nbytes})"))
+        with on_device(device):
+            self._context = check_driver(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+            self.ptr = int(check_driver(driver.cuMemAlloc(nbytes), f"cuMemAlloc({nbytes})"))
 
     def __del__(self) -> None:
         if getattr(self, "ptr", 0):
-            self._free(self.ptr)
+            # The thread that drops the last reference may have another GPU current, or none.
+            self._driver.cuCtxPushCurrent(self._context)
+            self._driver.cuMemFree(self.ptr)
+            self._driver.cuCtxPopCurrent()
 
 
 class DeviceArray:
@@ -141,11 +144,11 @@ class DeviceArray:
         if self.nbytes:
             from cuda.bindings import driver
 
-            self.device.set_current()
-            check_driver(
-                driver.cuMemcpyDtoHAsync(host.ctypes.data, self.ptr, self.nbytes, self._stream),
-                "cuMemcpyDtoHAsync",
-            )
+            with on_device(self._device):
+                check_driver(
+                    driver.cuMemcpyDtoHAsync(host.ctypes.data, self.ptr, self.nbytes, self._stream),
+                    "cuMemcpyDtoHAsync",
+                )
             self._wait()
         return host
 
@@ -168,11 +171,11 @@ class DeviceArray:
             return
         from cuda.bindings import driver
 
-        self.device.set_current()
-        check_driver(
-            driver.cuMemcpyHtoDAsync(self.ptr, host.ctypes.data, self.nbytes, self._stream),
-            "cuMemcpyHtoDAsync",
-        )
+        with on_device(self._device):
+            check_driver(
+                driver.cuMemcpyHtoDAsync(self.ptr, host.ctypes.data, self.nbytes, self._stream),
+                "cuMemcpyHtoDAsync",
+            )
 
     def _view(self, offset: int, shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> DeviceArray:
         return DeviceArray(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pynccl import bindings, errors
-from pynccl.collectives import Collectives, Plan
+from pynccl.collectives import Plan
+from pynccl.prepared import Prepared
 
 __all__ = ["PointToPoint"]
 
 
-class PointToPoint(Collectives):
+class PointToPoint(Prepared):
     """Send and receive. Each send needs a receive of the same count and type on the other side.
 
     Those that depend on each other (an exchange between two ranks) belong in one ``group()``, or in

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["check_driver", "handle_of", "make_wait", "same"]
+__all__ = ["check_driver", "handle_of", "make_wait", "on_device", "same"]
 
 # Handles with a meaning: the legacy default stream has two.
 LEGACY = 1
@@ -42,9 +44,36 @@ def same(one: int, other: int) -> bool:
     return one == other or (one in (0, LEGACY) and other in (0, LEGACY))
 
 
-def make_wait(consumer: int, producer: int) -> None:
-    """Make what comes next on one stream wait for what is queued on another."""
+@contextmanager
+def on_device(ordinal: int) -> Iterator[None]:
+    """Make a GPU current to this thread, and afterwards the one that was.
+
+    Where none was, it stays current.
+    """
+    from cuda.bindings import driver
+    from cuda.core import Device
+
+    before = check_driver(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
+    Device(ordinal).set_current()
+    try:
+        yield
+    finally:
+        if int(before):
+            driver.cuCtxSetCurrent(before)
+
+
+def make_wait(consumer: int, producer: int, device: int | None = None) -> None:
+    """Make what comes next on one stream wait for what is queued on another.
+
+    Args:
+        device: ordinal of the GPU that both belong to; None for the current one
+    """
     if same(consumer, producer):
+        return
+    if device is not None:
+        # The default stream is that of the current GPU, and an event belongs to it.
+        with on_device(device):
+            make_wait(consumer, producer)
         return
     from cuda.bindings import driver
 

@@ -9,7 +9,7 @@ from ctypes import byref, c_int
 from functools import cache
 
 from pynccl import bindings, errors
-from pynccl.streams import check_driver
+from pynccl.streams import check_driver, on_device
 from pynccl.types import Result
 
 __all__ = ["Handle", "StreamWait", "poll"]
@@ -98,12 +98,11 @@ class StreamWait:
             NCCLTimeout: it took longer than it may
             NCCLError: the communicator has an asynchronous error
         """
-        from cuda.core import Device
-
-        Device(self.device).set_current()
         limit = self.timeout if timeout is None else timeout
         wait = _driver_wait()
-        if not (self._ask(limit) if wait is None else self._wait_in_driver(wait, limit)):
+        with on_device(self.device):
+            done = self._ask(limit) if wait is None else self._wait_in_driver(wait, limit)
+        if not done:
             raise errors.NCCLTimeout(
                 Result.TIMEOUT,
                 "synchronize",

@@ -1,0 +1,91 @@
+"""Collectives whose arguments are settled once, to be issued many times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pynccl import bindings, errors
+from pynccl.arrays import resolve
+from pynccl.collectives import Collectives, Plan, pointer_to
+from pynccl.config import CollConfig
+from pynccl.streams import make_wait, same
+
+__all__ = ["Prepared"]
+
+_FUNCTIONS = {
+    "allreduce": "ncclAllReduce",
+    "reduce": "ncclReduce",
+    "broadcast": "ncclBroadcast",
+    "allgather": "ncclAllGather",
+    "reduce_scatter": "ncclReduceScatter",
+    "alltoall": "ncclAlltoAll",
+    "gather": "ncclGather",
+    "scatter": "ncclScatter",
+}
+
+
+class Prepared(Collectives):
+    """Collectives, and the same with their arguments settled beforehand."""
+
+    def prepare(self, operation: str, *buffers: Any, **arguments: Any) -> Callable[[], Any]:
+        """Settle a collective's arguments once; each call of what is returned issues it.
+
+        A call returns the receive buffer. The arrays are kept, and must stay where they are.
+
+        Args:
+            operation: the name of a collective method, such as ``"allreduce"``
+            buffers, arguments: what the method takes
+        Raises:
+            ValueError: there is no such collective
+            TypeError, ValueError: what the method raises for its arguments; ValueError also from a
+                call, once the communicator is gone
+        """
+        if operation not in _FUNCTIONS:
+            raise ValueError(f"operation {operation!r}: must be one of {', '.join(_FUNCTIONS)}")
+        config = arguments.pop("config", None)
+        if operation == "reduce" and _root(buffers, arguments) is None:
+            operation = "allreduce"
+            buffers = buffers[:3]
+            arguments.pop("root", None)
+        if not bindings.available(_FUNCTIONS[operation]):
+            method = getattr(self, operation)
+            return lambda: method(*buffers, config=config, **arguments)
+        plan = getattr(self, f"_{operation}")(*buffers, **arguments)
+        producers = _producers(plan, buffers, arguments)
+        return self._issuer(plan, config, producers, (buffers, arguments))
+
+    def _issuer(
+        self, plan: Plan, config: CollConfig | None, producers: tuple[int, ...], keep: Any
+    ) -> Callable[[], Any]:
+        name, arguments, queue, result = plan
+        handle, ordinal, gone = self._handle, self._ordinal, self._gone
+        datatype = arguments[3]
+        tail: tuple[Any, ...] = (queue,)
+        if config is not None:
+            name += "Config"
+            tail = (queue, pointer_to(config))
+        function = getattr(bindings, name)
+
+        def issue(_keep: Any = keep) -> Any:
+            for producer in producers:
+                make_wait(queue, producer, ordinal)
+            code = function(*arguments, handle.value or gone(), *tail)
+            if code:
+                errors.check(code, name, handle.value, datatype)
+            return result
+
+        return issue
+
+
+def _root(buffers: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+    return buffers[3] if len(buffers) > 3 else arguments.get("root")
+
+
+def _producers(
+    plan: Plan, buffers: tuple[Any, ...], arguments: dict[str, Any]
+) -> tuple[int, ...]:
+    """Return the streams, other than the operation's own, that make the buffers' contents."""
+    given = [*buffers[:2], arguments.get("sendbuf"), arguments.get("recvbuf")]
+    streams = {resolve(buffer).stream for buffer in given if buffer is not None}
+    return tuple(s for s in streams if s is not None and not same(s, plan.queue))
