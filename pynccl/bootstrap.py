@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from pynccl import library
+from pynccl.config import check_settings
 from pynccl.types import UNIQUE_ID_BYTES, version_code, version_text
 from pynccl.unique_id import UniqueId, get_unique_id
 
@@ -32,7 +33,7 @@ def from_mpi(
     """Do what ``Communicator.from_mpi`` says."""
     _check_intracommunicator(comm)
     check_launcher(comm)
-    problem, facts = _prepare(comm, device)
+    problem, facts = _prepare(comm, device, config, timeout, stream)
     everyone = _allgather(comm, {"problem": problem, **facts})
     _agree(everyone)
     ids = _spread_ids(comm, facts["version"])
@@ -108,7 +109,9 @@ def _check_intracommunicator(comm: Any) -> None:
         raise TypeError(f"comm is {comm!r}; it must be an mpi4py intracommunicator")
 
 
-def _prepare(comm: Any, device: Any) -> tuple[str, dict[str, Any]]:
+def _prepare(
+    comm: Any, device: Any, config: Any, timeout: Any, stream: Any
+) -> tuple[str, dict[str, Any]]:
     """Return what keeps this rank from going on, if anything, and what the others must know."""
     place, _ = local_place(comm)
     facts: dict[str, Any] = {"host": _host(), "device": -1, "gpu": "", "version": 0, "shown": ""}
@@ -117,6 +120,7 @@ def _prepare(comm: Any, device: Any) -> tuple[str, dict[str, Any]]:
         library.require_gpu()
         facts["device"], facts["gpu"] = _choose_gpu(place, device)
         facts["shown"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        check_settings(config, timeout, stream)
     except Exception as error:  # whatever it is, the other ranks must hear of it
         return f"{type(error).__name__}: {error}", facts
     return "", facts

@@ -18,7 +18,7 @@ import numpy.typing
 from pynccl import bindings, errors, library
 from pynccl.arrays import datatype_of, numpy_dtype
 from pynccl.compute import computing
-from pynccl.config import Config
+from pynccl.config import Config, check_settings, structure_of
 from pynccl.device_array import DeviceArray
 from pynccl.one_sided import OneSided
 from pynccl.resources import CustomRedOp
@@ -138,13 +138,22 @@ class Communicator(OneSided):
             NCCLError: NCCL could not make it
         """
         library.require_gpu()
+        if not all(isinstance(number, (int, numpy.integer)) for number in (nranks, rank)):
+            raise TypeError(f"nranks {nranks!r} and rank {rank!r} must be integers")
         if nranks < 1 or not 0 <= rank < nranks:
             raise ValueError(f"rank {rank} of {nranks}: rank must be from 0 to nranks - 1")
+        check_settings(config, timeout, stream)
+        ids = [unique_id] if isinstance(unique_id, UniqueId) else list(unique_id)
+        if not ids or not all(isinstance(one, UniqueId) for one in ids):
+            raise TypeError(
+                "unique_id must be a pynccl.UniqueId or a sequence of them (UniqueId.from_bytes "
+                "makes one of bytes)"
+            )
         ordinal = _current(device)
         queue = 0 if stream is None else handle_of(stream)
         made = cls._make(0, nranks, rank, ordinal, queue, timeout)
         made._stream = stream
-        struct = None if config is None else config.to_struct()
+        struct = structure_of(config, Config)
         pointer = None if struct is None else byref(struct)
         target = c_void_p()
         made._pending = target
@@ -155,9 +164,9 @@ class Communicator(OneSided):
             )
         else:
             name = "ncclCommInitRankScalable"
-            ids = (UniqueIdStruct * len(unique_id))(*(one.struct for one in unique_id))
+            structs = (UniqueIdStruct * len(ids))(*(one.struct for one in ids))
             code = bindings.ncclCommInitRankScalable(
-                byref(target), nranks, rank, len(unique_id), ids, pointer
+                byref(target), nranks, rank, len(ids), structs, pointer
             )
         made._adopt(code, name)
         return made
@@ -381,8 +390,8 @@ class Communicator(OneSided):
             ValueError: the color is negative
         """
         comm = self._handle.value or self._gone()
-        if color is not None and color < 0:
-            raise ValueError(f"color {color} must be 0 or more, or None")
+        if color is not None and (not isinstance(color, (int, numpy.integer)) or color < 0):
+            raise ValueError(f"color {color!r} must be an integer of 0 or more, or None")
         none = color is None
         return self._child(
             "ncclCommSplit",
@@ -480,7 +489,7 @@ class Communicator(OneSided):
         """
         library.require_gpu()
         made = cls._make(0, nranks, rank, _current(device), 0, None)
-        struct = None if config is None else config.to_struct()
+        struct = structure_of(config, Config)
         target = made._pending = c_void_p()
         code = bindings.ncclCommGrow(
             0,
@@ -499,7 +508,7 @@ class Communicator(OneSided):
         from cuda.core import Device
 
         Device(self._ordinal).set_current()
-        struct = None if config is None else config.to_struct()
+        struct = structure_of(config, Config)
         target = c_void_p()
         code = call(byref(target), None if struct is None else byref(struct))
         errors.check(code, name, self._handle.value)
