@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pynccl.config import CollConfig, Config
     from pynccl.device_array import DeviceArray
     from pynccl.groups import GroupSimInfo, group, group_end, group_start
-    from pynccl.memory import Memory, mem_alloc, mem_free
+    from pynccl.memory import mem_alloc, mem_free
     from pynccl.one_sided import WaitSignalDesc
     from pynccl.parameters import dump_params, params, set_encryption
     from pynccl.resources import CustomRedOp, RegisteredBuffer, RegisteredWindow
@@ -63,6 +63,19 @@ FLOAT16, FLOAT32, FLOAT64 = DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT64
 BFLOAT16 = DataType.BFLOAT16
 FLOAT8_E4M3, FLOAT8_E5M2 = DataType.FLOAT8_E4M3, DataType.FLOAT8_E5M2
 
+# What NVIDIA's nccl.core calls by another name, so that code written for it runs.
+NcclDataType, NcclRedOp, NcclCommMemStat = DataType, RedOp, CommMemStat
+NcclHostCftMode, NcclNvlsHostMode = HostCftMode, NvlsHostMode
+NcclInvalid = ValueError
+CHAR, INT, HALF, FLOAT, DOUBLE = INT8, INT32, FLOAT16, FLOAT32, FLOAT64
+FLOAT8E4M3, FLOAT8E5M2 = FLOAT8_E4M3, FLOAT8_E5M2
+_ALIASES = {
+    "NCCLConfig": "Config",
+    "NCCLCollConfig": "CollConfig",
+    "RegisteredBufferHandle": "RegisteredBuffer",
+    "RegisteredWindowHandle": "RegisteredWindow",
+}
+
 # Loaded when first asked for, so that importing the package stays quick.
 _LAZY = {
     "CTAPolicy": "communicator",
@@ -74,7 +87,6 @@ _LAZY = {
     "CustomRedOp": "resources",
     "DeviceArray": "device_array",
     "GroupSimInfo": "groups",
-    "Memory": "memory",
     "RegisteredBuffer": "resources",
     "RegisteredWindow": "resources",
     "UniqueId": "unique_id",
@@ -126,7 +138,6 @@ __all__ = [
     "EncryptionMode",
     "GroupSimInfo",
     "HostCftMode",
-    "Memory",
     "NCCLCudaError",
     "NCCLError",
     "NCCLInternalError",
@@ -163,6 +174,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    name = _ALIASES.get(name, name)
     if name in _MODULES:
         return import_module(f"pynccl.{name}")
     if name not in _LAZY:

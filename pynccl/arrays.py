@@ -183,7 +183,7 @@ def _from_dlpack(buffer: Any, argument: str) -> Resolved:
     on_cuda, managed = 2, 13
     if buffer.__dlpack_device__()[0] not in (on_cuda, managed):
         return _refuse(buffer, argument)
-    if type(buffer).__module__.startswith("cuda.core"):
+    if type(buffer).__module__.startswith("cuda.core") and not hasattr(buffer, "dtype"):
         raise TypeError(
             f"{argument} is bytes without a dtype; pass (int(buffer.handle), count, dtype)"
         )

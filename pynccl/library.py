@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 from pynccl.errors import NCCLLibraryNotFound, NCCLNotSupported
@@ -109,7 +110,10 @@ def require_gpu() -> None:
     Raises:
         NCCLLibraryNotFound: naming what was looked for, what was found, and the emulator
     """
-    if load().backend == "emulator":
+    loaded = load()
+    with _lock:  # threads that import cuda.core at the same time may find it half made
+        import_module("cuda.core")
+    if loaded.backend == "emulator":
         return
     problem = _driver_problem()
     if problem:

@@ -19,13 +19,13 @@ class WaitSignalDesc(NamedTuple):
     """Which signals to wait for (``ncclWaitSignalDesc_t``).
 
     Attributes:
-        op_count: how many
         peer: the rank that sends them
+        op_count: how many
         signal_index, context: which of the rank's signals
     """
 
-    op_count: int
     peer: int
+    op_count: int = 1
     signal_index: int = 0
     context: int = 0
 
@@ -128,6 +128,8 @@ class OneSided(Uneven):
         comm = self._handle.value or self._gone()
         queue = self._queue if stream is None else handle_of(stream)
         kind: Any = structure("ncclWaitSignalDesc_t", max(library.load().version, 22902))
-        structs = (kind * len(wanted))(*(kind(*desc) for desc in wanted))
+        structs = (kind * len(wanted))(
+            *(kind(d.op_count, d.peer, d.signal_index, d.context) for d in wanted)
+        )
         code = bindings.ncclWaitSignal(len(wanted), ctypes.addressof(structs), comm, queue)
         errors.check(code, "ncclWaitSignal", comm)

@@ -20,9 +20,10 @@ def comms(request):
 
 
 def on_threads(nranks, work):
-    """Run ``work(rank)`` on a thread for each rank; return the results, or raise what one raised."""
+    """Run ``work(rank)`` on a thread for each rank; return the results, or raise an error."""
     with ThreadPoolExecutor(nranks) as pool:
-        return [future.result(timeout=60) for future in [pool.submit(work, r) for r in range(nranks)]]
+        futures = [pool.submit(work, rank) for rank in range(nranks)]
+        return [future.result(timeout=60) for future in futures]
 
 
 def test_one_thread_drives_all_gpus_in_groups(comms):

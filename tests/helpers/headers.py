@@ -1,4 +1,4 @@
-"""The real headers of NCCL and CUDA, from the wheels that the test extra installs, and a compiler."""
+"""The real headers of NCCL and CUDA, from the wheels of the test extra, and a compiler."""
 
 import pathlib
 import re
@@ -30,14 +30,15 @@ def real_headers():
 
 
 def run(source, folder, flags):
-    """Compile a C++ program and return the lines that it prints, as pairs split at the first space."""
+    """Compile a C++ program; return the lines that it prints, by their first words."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "program.cc"
     file.write_text(source)
-    command = [build._compiler(), "-std=c++17", "-w", *flags, str(file), "-o", str(folder / "program")]
+    target = str(folder / "program")
+    command = [build._compiler(), "-std=c++17", "-w", *flags, str(file), "-o", target]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    printed = subprocess.run([folder / "program"], capture_output=True, text=True, check=True)
+    printed = subprocess.run([target], capture_output=True, text=True, check=True)
     return dict(line.split(" ", 1) for line in printed.stdout.splitlines())
 
 
@@ -56,7 +57,7 @@ def print_facts(include, names, structs):
 
 
 def declared(header):
-    """Return the enumerators and constants, and the structs with their fields, of a header of ours."""
+    """Return the enumerators and constants of a header of ours, and its structs' fields."""
     text = re.sub(r"//[^\n]*", "", header.read_text())
     names = []
     for body in re.findall(r"\benum\b[^{;]*\{([^}]*)\}", text):
@@ -64,7 +65,8 @@ def declared(header):
     names += re.findall(r"\bconstexpr \w+ ([A-Z]\w+) =", text)
     structs = {}
     for struct, body in re.findall(r"\bstruct (\w+) \{([^}]*)\}", text):
-        fields = [re.sub(r"\[.*\]$", "", line.split()[-1]) for line in body.split(";") if line.strip()]
+        lines = [line for line in body.split(";") if line.strip()]
+        fields = [re.sub(r"\[.*\]$", "", line.split()[-1]) for line in lines]
         # What is reserved in one release is a field in the next.
         structs[struct] = [f.lstrip("*") for f in fields if f != "reserved"]
     return names, structs

@@ -11,7 +11,7 @@ from pynccl import Communicator, WaitSignalDesc
 def window(comm):
     """A window of 1024 float32 on every rank, with this rank's part as an array for numpy."""
     memory = pynccl.mem_alloc(4096, comm.device)
-    part = (memory.ptr, 1024, "float32")
+    part = (int(memory.handle), 1024, "float32")
     registered = comm.register_window(part)
     yield registered, memory
     comm.synchronize()
@@ -21,7 +21,7 @@ def window(comm):
 def contents(comm, memory, count):
     host = comm.empty(count)
     with pynccl.group():
-        comm.send((memory.ptr, count, "float32"), comm.rank)
+        comm.send((int(memory.handle), count, "float32"), comm.rank)
         comm.recv(host, comm.rank)
     return host.get()
 
@@ -32,7 +32,7 @@ def test_a_put_lands_where_it_was_aimed_before_its_signal(comm, window):
     for turn in range(3):
         values = comm.asarray(numpy.arange(256, dtype="float32") + 1000 * comm.rank + turn)
         comm.put_signal(values, after, registered, peer_window_offset=0)
-        comm.wait_signal(WaitSignalDesc(1, before))
+        comm.wait_signal(WaitSignalDesc(before))
         got = contents(comm, memory, 256)
         numpy.testing.assert_array_equal(got, numpy.arange(256) + 1000 * before + turn)
         comm.signal(before)  # the memory may be written again
@@ -45,7 +45,7 @@ def test_everybody_puts_to_everybody(comm, window):
     with pynccl.group():
         for peer in range(comm.nranks):
             comm.put_signal(mine, peer, registered, peer_window_offset=40 * comm.rank)
-    comm.wait_signal([WaitSignalDesc(1, peer) for peer in range(comm.nranks)])
+    comm.wait_signal([WaitSignalDesc(peer) for peer in range(comm.nranks)])
     got = contents(comm, memory, 10 * comm.nranks).reshape(comm.nranks, 10)
     assert (got == numpy.arange(comm.nranks)[:, None]).all()
 
@@ -60,7 +60,7 @@ def test_signals_count_by_index_and_context(comm, world):
             made.signal(peer, signal_index=2, context=1)
         made.signal(peer, signal_index=0, context=0)
         source = (comm.rank - 1) % comm.nranks
-        made.wait_signal([WaitSignalDesc(4, source, 2, 1), WaitSignalDesc(1, source)])
+        made.wait_signal([WaitSignalDesc(source, 4, 2, 1), WaitSignalDesc(source)])
         made.synchronize()
         with pytest.raises(pynccl.NCCLInvalidArgument, match="signal 3"):
             made.signal(peer, signal_index=3)
@@ -74,9 +74,9 @@ def test_a_put_past_the_window_is_refused(comm, window):
 
 def test_a_window_tells_its_pointer_and_refuses_use_when_closed(comm):
     memory = pynccl.mem_alloc(8192, comm.device)
-    registered = comm.register_window((memory.ptr, 8192, "uint8"))
-    assert registered.user_ptr == memory.ptr
-    assert memory.ptr % 4096 == 0
+    registered = comm.register_window((int(memory.handle), 8192, "uint8"))
+    assert registered.user_ptr == int(memory.handle)
+    assert int(memory.handle) % 4096 == 0
     registered.close()
     registered.close()
     assert not registered.is_valid
