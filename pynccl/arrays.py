@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from pynccl.streams import LEGACY
 from pynccl.types import ELEMENT_TYPES, DataType
 
 __all__ = ["Resolved", "datatype_of", "numpy_dtype", "resolve"]
@@ -35,11 +36,12 @@ class Resolved:
         count: number of elements of ``datatype``; two for each complex number
         datatype: the value of ``ncclDataType_t``
         parts: elements of ``datatype`` in one of the array's: 2 for complex types, else 1
-        stream: handle of the stream on which the array's contents are made, if it names one
+        stream: handle of the array's own current stream, if it names one
         device: ordinal of its GPU, -1 where it is not known
+        made_on: handle of a stream on which the contents are there; None where they are on all
     """
 
-    __slots__ = ("count", "datatype", "device", "parts", "ptr", "stream")
+    __slots__ = ("count", "datatype", "device", "made_on", "parts", "ptr", "stream")
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Resolved:
         parts: int,
         stream: int | None,
         device: int,
+        made_on: int | None = None,
     ) -> None:
         self.ptr = ptr
         self.count = count
@@ -56,6 +59,7 @@ class Resolved:
         self.parts = parts
         self.stream = stream
         self.device = device
+        self.made_on = stream if made_on is None else made_on
 
 
 def datatype_of(dtype: Any) -> tuple[DataType, int]:
@@ -107,7 +111,7 @@ def resolve(buffer: Any, argument: str = "buffer") -> Resolved:
     try:
         resolver = _resolvers[type(buffer)]
     except KeyError:
-        resolver = _resolvers[type(buffer)] = _resolver_for(buffer)
+        resolver = _resolver_for(buffer)
     return resolver(buffer, argument)
 
 
@@ -117,22 +121,24 @@ def register(kind: type, resolver: Callable[[Any, str], Resolved]) -> None:
 
 
 def _resolver_for(buffer: Any) -> Callable[[Any, str], Resolved]:
+    """Return what resolves a buffer, and remember it where the type alone decides."""
     kind = type(buffer)
-    if kind is tuple or kind is list:
-        return _from_spec
     if kind.__module__.partition(".")[0] == "torch" and hasattr(buffer, "data_ptr"):
-        return _from_torch
-    if hasattr(kind, "__cuda_array_interface__"):
-        return _from_interface
-    if hasattr(kind, "__dlpack__") and not isinstance(buffer, numpy.ndarray):
-        return _from_dlpack
-    return _refuse
+        found = _from_torch
+    elif hasattr(kind, "__cuda_array_interface__"):
+        found = _from_interface
+    elif hasattr(kind, "__dlpack__") and not isinstance(buffer, numpy.ndarray):
+        found = _from_dlpack
+    else:
+        return _from_interface if hasattr(buffer, "__cuda_array_interface__") else _refuse
+    _resolvers[kind] = found
+    return found
 
 
 def _from_spec(buffer: Any, argument: str) -> Resolved:
-    if len(buffer) != 3 or not all(isinstance(part, int) for part in buffer[:2]):
+    if len(buffer) != 3 or not all(isinstance(n, (int, numpy.integer)) for n in buffer[:2]):
         raise TypeError(f"{argument} must be an array or (pointer, count, dtype), not {buffer!r}")
-    pointer, count, dtype = buffer
+    pointer, count, dtype = int(buffer[0]), int(buffer[1]), buffer[2]
     datatype, parts = datatype_of(dtype)
     if pointer < 0 or count < 0:
         raise ValueError(f"{argument}: pointer {pointer} and count {count} must not be negative")
@@ -142,7 +148,10 @@ def _from_spec(buffer: Any, argument: str) -> Resolved:
 
 
 def _from_interface(buffer: Any, argument: str) -> Resolved:
-    interface = buffer.__cuda_array_interface__
+    try:
+        interface = buffer.__cuda_array_interface__
+    except AttributeError:  # of an array that lies elsewhere, or has a type that it cannot tell
+        return (_from_dlpack if hasattr(buffer, "__dlpack__") else _refuse)(buffer, argument)
     code = interface["typestr"]
     found = _CODES.get(code)
     if found is None:
@@ -187,14 +196,18 @@ def _from_dlpack(buffer: Any, argument: str) -> Resolved:
         raise TypeError(
             f"{argument} is bytes without a dtype; pass (int(buffer.handle), count, dtype)"
         )
-    view = StridedMemoryView.from_dlpack(buffer, stream_ptr=-1)
+    # The producer makes this stream wait for what it has queued for the array.
+    try:
+        view = StridedMemoryView.from_dlpack(buffer, stream_ptr=LEGACY)
+    except TypeError as error:  # cuda.core does not know float8
+        raise TypeError(f"{argument}: {error}; pass (pointer, count, dtype)") from error
     datatype, parts = datatype_of(view.dtype)
     count = 1
     for extent in view.shape:
         count *= extent
     if view.strides is not None and count > 1:
         _check_contiguous(view.shape, view.strides, 1, argument, "strides in elements")
-    return Resolved(view.ptr, count * parts, datatype, parts, None, view.device_id)
+    return Resolved(view.ptr, count * parts, datatype, parts, None, view.device_id, LEGACY)
 
 
 def _check_contiguous(

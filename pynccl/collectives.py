@@ -293,7 +293,7 @@ class Collectives:
         else:
             queue = handle_of(stream)
         for buffer in buffers:
-            made_on = buffer.stream
+            made_on = buffer.made_on
             if made_on is not None and made_on != queue and not same(made_on, queue):
                 make_wait(queue, made_on, self._ordinal)
         return queue

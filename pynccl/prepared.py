@@ -87,5 +87,5 @@ def _producers(
 ) -> tuple[int, ...]:
     """Return the streams, other than the operation's own, that make the buffers' contents."""
     given = [*buffers[:2], arguments.get("sendbuf"), arguments.get("recvbuf")]
-    streams = {resolve(buffer).stream for buffer in given if buffer is not None}
+    streams = {resolve(buffer).made_on for buffer in given if buffer is not None}
     return tuple(s for s in streams if s is not None and not same(s, plan.queue))
