@@ -20,9 +20,9 @@ Run: mpirun -n 4 python -m mpi4py examples/fully_sharded.py
 """
 
 import training
-from transformer import AdamW, build, cross_entropy, part_of
+from transformer import AdamW, build, cross_entropy
 
-from pynccl.parallel import ShardedLayers
+from pynccl.parallel import ShardedLayers, part_of
 
 
 def forward_backward(comm, weights, layers, tokens, targets, scale):

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from transformer import AdamW, Size, build, first_weights, forward_backward, listed
 
 import pynccl
-from pynccl.parallel import CountedCommunicator
+from pynccl.parallel import CountedCommunicator, joined, part_of
 
 TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 
@@ -46,6 +46,34 @@ def starting_weights(args):
         layer, parameter = name.split(".")
         weights[int(layer)][parameter] = array.astype(args.dtype)
     return weights
+
+
+def parts_of(weights, axes, split):
+    """This rank's parts of whole weights; ``axes``: along which axis each parameter is split."""
+    return [
+        {name: part_along(array, axes.get(name), split) for name, array in layer.items()}
+        for layer in weights
+    ]
+
+
+def part_along(array, axis, split):
+    if axis is None:
+        return array
+    return array[(slice(None),) * axis + (part_of(array.shape[axis], split.rank, split.nranks),)]
+
+
+def joined_weights(comm, weights, axes, args):
+    """Whole weights in host memory, on every rank, from the ranks' parts."""
+    shapes = [layer.shapes for layer in build(size_of(args))]
+    return [
+        {
+            name: to_host(joined(comm, a, axes[name], shape[name][axes[name]]))
+            if name in axes
+            else to_host(a)
+            for name, a in layer.items()
+        }
+        for layer, shape in zip(weights, shapes)
+    ]
 
 
 def save(file, weights):
@@ -90,6 +118,23 @@ def train_alone(comm, text, args):
 
 def to_host(array):
     return array.get() if hasattr(array, "get") else np.array(array)
+
+
+def kept_bytes(kept):
+    """Bytes of the arrays that the backward pass needs; an array and its views count once."""
+    arrays = {}
+
+    def visit(thing):
+        if isinstance(thing, (tuple, list)):
+            for part in thing:
+                visit(part)
+        else:
+            while isinstance(thing.base, type(thing)):
+                thing = thing.base
+            arrays[id(thing)] = thing.nbytes
+
+    visit(kept)
+    return sum(arrays.values())
 
 
 def check_traffic(comm, args, expected):

@@ -5,6 +5,7 @@ has ``shapes`` (of its parameters), ``forward(xp, p, x)``, which returns its out
 backward pass needs, and ``backward(xp, p, kept, dy)``, which returns the gradients of its input
 and of its parameters. ``xp`` is numpy or cupy. Nothing here communicates: where a scheme splits a
 layer over several GPUs, it passes a ``split``, which is told where the split begins and ends.
+What a layer can work out again from what it kept, it does not keep.
 
 The architecture is that of GPT-2 (Radford et al. 2019) without biases in its matrices.
 """
@@ -12,6 +13,8 @@ The architecture is that of GPT-2 (Radford et al. 2019) without biases in its ma
 from dataclasses import dataclass
 
 import numpy as np
+
+from pynccl.parallel import part_of
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,15 @@ class Whole:
 
     enter_backward = leave = leave_backward = enter
 
+    def places(self, count):
+        return slice(0, count)
+
 
 WHOLE = Whole()
 
-# The axis along which a matrix is split in tensor parallel training; the others are not.
+# The axis along which tensor parallel training splits a matrix: qkv and out by heads, up and down
+# by hidden values, table and unembed by bytes. What is not named here is not split.
 SPLIT_AXIS = {"qkv": 2, "out": 0, "up": 1, "down": 0, "table": 0, "unembed": 1}
-
-
-def part_of(count, rank, nranks):
-    """The slice of ``count`` things that a rank has; the first ranks have one more."""
-    share, more = divmod(count, nranks)
-    start = rank * share + min(rank, more)
-    return slice(start, start + share + (rank < more))
 
 
 def length(part):
@@ -61,6 +61,11 @@ def normalize(xp, gain, offset, x):
     scale = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + 1e-5)
     unit = centred * scale
     return unit * gain + offset, (unit, scale)
+
+
+def normalized(gain, offset, kept):
+    """What ``normalize`` returned, from what it kept."""
+    return kept[0] * gain + offset
 
 
 def normalize_backward(xp, gain, kept, dy):
@@ -117,7 +122,7 @@ class Embedding:
         self.split = split
         self.shapes = {
             "table": (length(self.rows), size.width),
-            "places": (size.context, size.width),
+            "places": (length(split.places(size.context)), size.width),
         }
 
     def forward(self, xp, p, tokens):
@@ -150,10 +155,11 @@ class Attention:
         qkv = (y @ p["qkv"].reshape(width, -1)).reshape(batch, places, 3, self.heads, -1)
         a, kept = attend(xp, *qkv.transpose(2, 0, 3, 1, 4))
         a = a.transpose(0, 2, 1, 3).reshape(batch, places, -1)
-        return x + self.split.leave(a @ p["out"].reshape(-1, width)), (norm, y, kept, a)
+        return x + self.split.leave(a @ p["out"].reshape(-1, width)), (norm, kept, a)
 
     def backward(self, xp, p, kept, dx):
-        norm, y, kept, a = kept
+        norm, kept, a = kept
+        y = self.split.enter(normalized(p["gain"], p["offset"], norm))
         dy = self.split.leave_backward(dx)
         batch, places, width = dy.shape
         dout = outer(xp, a, dy).reshape(p["out"].shape)
@@ -183,10 +189,11 @@ class Perceptron:
         y, norm = normalize(xp, p["gain"], p["offset"], x)
         y = self.split.enter(y)
         h, kept = gelu(xp, y @ p["up"])
-        return x + self.split.leave(h @ p["down"]), (norm, y, kept, h)
+        return x + self.split.leave(h @ p["down"]), (norm, kept, h)
 
     def backward(self, xp, p, kept, dx):
-        norm, y, kept, h = kept
+        norm, kept, h = kept
+        y = self.split.enter(normalized(p["gain"], p["offset"], norm))
         dy = self.split.leave_backward(dx)
         down = outer(xp, h, dy)
         dh = gelu_backward(xp, kept, dy @ p["down"].T)
@@ -211,10 +218,10 @@ class Head:
     def forward(self, xp, p, x):
         y, norm = normalize(xp, p["gain"], p["offset"], x)
         y = self.split.enter(y)
-        return y @ p["unembed"], (norm, y)
+        return y @ p["unembed"], norm
 
-    def backward(self, xp, p, kept, dlogits):
-        norm, y = kept
+    def backward(self, xp, p, norm, dlogits):
+        y = self.split.enter(normalized(p["gain"], p["offset"], norm))
         unembed = outer(xp, y, dlogits)
         dy = self.split.enter_backward(dlogits @ p["unembed"].T)
         dx, gain, offset = normalize_backward(xp, p["gain"], norm, dy)
@@ -257,13 +264,18 @@ def listed(layers, arrays):
     return [of_layer[name] for layer, of_layer in zip(layers, arrays) for name in layer.shapes]
 
 
-def forward_backward(xp, layers, weights, tokens, targets, scale, loss_of=cross_entropy):
-    """The loss of a batch and the gradients of every layer's parameters."""
+def forward(xp, layers, weights, x):
+    """What comes out of the last layer, and what each layer's backward pass needs."""
     kept = []
-    x = tokens
     for layer, p in zip(layers, weights):
         x, keep = layer.forward(xp, p, x)
         kept.append(keep)
+    return x, kept
+
+
+def forward_backward(xp, layers, weights, tokens, targets, scale, loss_of=cross_entropy):
+    """The loss of a batch and the gradients of every layer's parameters."""
+    x, kept = forward(xp, layers, weights, tokens)
     loss, d = loss_of(xp, x, targets, scale)
     gradients = []
     for layer, p, keep in zip(reversed(layers), reversed(weights), reversed(kept)):

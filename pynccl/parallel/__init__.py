@@ -6,15 +6,27 @@ source in its docstring. The programs in ``examples`` are made of these.
 
 from pynccl.parallel.functional import all_gathered, all_reduced, reduce_scattered, staged
 from pynccl.parallel.shards import FlatLayout, ShardedLayers
+from pynccl.parallel.tensor import (
+    SequenceParallel,
+    TensorParallel,
+    joined,
+    part_of,
+    split_cross_entropy,
+)
 from pynccl.parallel.traffic import CountedCommunicator, Traffic
 
 __all__ = [
     "CountedCommunicator",
     "FlatLayout",
+    "SequenceParallel",
     "ShardedLayers",
+    "TensorParallel",
     "Traffic",
     "all_gathered",
     "all_reduced",
+    "joined",
+    "part_of",
     "reduce_scattered",
+    "split_cross_entropy",
     "staged",
 ]
