@@ -40,11 +40,24 @@ def test_fully_sharded_training_equals_one_gpus(nranks):
     assert int(here) < int(others)
 
 
-def test_training_goes_on_from_weights_that_were_saved_on_another_number_of_ranks(tmp_path):
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_tensor_parallel_training_equals_one_gpus(nranks):
+    assert_equals_one_gpu(output_of(nranks, "tensor_parallel.py", *EXACT))
+
+
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_sequence_parallel_training_equals_one_gpus_and_keeps_less(nranks):
+    output = output_of(nranks, "sequence_parallel.py", *EXACT)
+    assert_equals_one_gpu(output)
+    here, others = re.search(r"keep (\d+) kB on a rank; tensor.*'s (\d+) kB", output).groups()
+    assert int(here) < int(others)
+
+
+def test_training_goes_on_from_weights_that_another_scheme_saved(tmp_path):
     pytest.importorskip("safetensors", reason="needs safetensors: pip install pynccl-mpi[examples]")
     file = tmp_path / "weights.safetensors"
     saved = output_of(2, "fully_sharded.py", *EXACT, "--save", file)
-    loaded = output_of(3, "fully_sharded.py", *EXACT, "--load", file)
+    loaded = output_of(3, "tensor_parallel.py", *EXACT, "--load", file)
     assert max(differences(loaded)) < 1e-10
     last = float(re.search(r"(\S+) at the last", saved)[1])
     first = float(re.search(r"loss (\S+) at the first", loaded)[1])
