@@ -65,6 +65,9 @@ def on_device(ordinal: int) -> Iterator[None]:
 def make_wait(consumer: int, producer: int, device: int | None = None) -> None:
     """Make what comes next on one stream wait for what is queued on another.
 
+    Where the waiting stream is captured into a graph nothing is done: a graph cannot wait for what
+    is outside it, and whoever launches it orders it.
+
     Args:
         device: ordinal of the GPU that both belong to; None for the current one
     """
@@ -77,6 +80,9 @@ def make_wait(consumer: int, producer: int, device: int | None = None) -> None:
         return
     from cuda.bindings import driver
 
+    status = check_driver(driver.cuStreamIsCapturing(consumer), "cuStreamIsCapturing")
+    if status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+        return
     event = check_driver(
         driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING), "cuEventCreate"
     )

@@ -1,0 +1,74 @@
+"""Collectives in CUDA graphs: captured once, replayed many times."""
+
+import numpy
+import pytest
+
+
+@pytest.fixture
+def stream(comm):
+    made = comm.device.create_stream()
+    yield made
+    made.close()
+
+
+def captured(stream, work):
+    """Return the executable graph of what ``work`` queues on the stream."""
+    from cuda.bindings import driver
+
+    def call(answer):
+        assert answer[0] == driver.CUresult.CUDA_SUCCESS, answer
+        return answer[1] if len(answer) > 1 else None
+
+    handle = stream.handle
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    call(driver.cuStreamBeginCapture(handle, mode))
+    work()
+    graph = call(driver.cuStreamEndCapture(handle))
+    executable = call(driver.cuGraphInstantiate(graph, 0))
+    call(driver.cuGraphDestroy(graph))
+    return lambda: call(driver.cuGraphLaunch(executable, handle))
+
+
+@pytest.mark.parametrize("count", [10, 50000])
+def test_a_captured_allreduce_replays(comm, stream, count):
+    array = comm.asarray(numpy.ones(count, "float64"))
+    comm.synchronize()
+    replay = captured(stream, lambda: comm.allreduce(array, stream=stream))
+    assert (array.get() == 1).all()
+    for _ in range(5):
+        replay()
+    stream.sync()
+    assert (array.get() == comm.nranks**5).all()
+
+
+def test_a_graph_of_several_collectives_and_messages_replays_in_order(comm, stream):
+    n, rank = comm.nranks, comm.rank
+    mine = comm.asarray(numpy.full(1000, rank, "float32"))
+    everyone = comm.empty(1000 * n)
+    total = comm.empty(1000)
+    passed = comm.empty(1000)
+    comm.synchronize()
+
+    def work():
+        comm.allgather(mine, everyone, stream=stream)
+        comm.reduce_scatter(everyone, total, stream=stream)
+        comm.sendrecv(total, (rank + 1) % n, passed, (rank - 1) % n, stream=stream)
+
+    replay = captured(stream, work)
+    for turn in range(20):
+        mine.set(numpy.full(1000, rank + turn))
+        comm.synchronize()
+        replay()
+        stream.sync()
+        assert (passed.get() == n * ((rank - 1) % n + turn)).all()
+
+
+def test_operations_between_replays_keep_their_place(comm, stream):
+    array = comm.asarray(numpy.ones(3000, "float64"))
+    comm.synchronize()
+    replay = captured(stream, lambda: comm.allreduce(array, stream=stream))
+    for _ in range(4):
+        replay()
+        comm.allreduce(array, stream=stream)
+    stream.sync()
+    assert (array.get() == comm.nranks**8).all()
