@@ -10,7 +10,7 @@ from mpi4py import MPI
 from pynccl.device_array import Allocation
 from pynccl.mpi.buffers import Block, block, is_on_gpu
 from pynccl.mpi.messages import Exchange
-from pynccl.mpi.requests import Finished, Joined, Operation, Request, request_for
+from pynccl.mpi.requests import Finished, Joined, Operation, request_for
 from pynccl.mpi.shared import Event, Shared
 from pynccl.streams import check_driver
 
@@ -116,14 +116,12 @@ class MessageMethods(Base):
         recvtag: int = MPI.ANY_TAG,
         status: MPI.Status | None = None,
     ) -> None:
-        """Send to one rank and receive from one."""
+        """Send to one rank and receive from one. Both arrays are on the GPU, or neither is."""
         if not (is_on_gpu(sendbuf) or is_on_gpu(recvbuf)):
             return super().Sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
-        receive = self.Irecv(recvbuf, source, recvtag)
-        send = self.Isend(sendbuf, dest, sendtag)
-        Request.Waitall([send])
-        receive.Wait(status)
-        return None
+        send = self._send(sendbuf, dest, sendtag)
+        receive = self._receive(recvbuf, source, recvtag)
+        return self._complete(Joined(send, receive), status)
 
     def Isendrecv(
         self,

@@ -20,8 +20,11 @@ __all__ = ["Event", "Shared", "shared_of"]
 
 # How long the first operation, where it is a message, waits for the other ranks' first. In seconds.
 PATIENCE = 60.0
-# Longest pause between two looks at what is under way, and how often errors are asked for.
+# How long a wait looks without pause, the pauses after that, and those of the thread that serves
+# requests. In seconds; and how often errors are asked for.
+EAGER = 2e-3
 PAUSE = 200e-6
+SHORTEST_PAUSE = 30e-6
 LOOKS_PER_ERROR_CHECK = 256
 
 
@@ -80,6 +83,8 @@ class Shared:
         self.exchange: Any = None
         self._streams: tuple[Any, ...] = ()
         self._requests: list[Any] = []
+        self._waiting = 0
+        self._work = threading.Event()
         self._thread: threading.Thread | None = None
         self._broken = ""
 
@@ -158,16 +163,21 @@ class Shared:
         Raises:
             NCCLError: a communicator has failed
         """
+        start = time.monotonic()
         looks = 0
-        while True:
-            with self.lock:
-                self.advance()
-                if done():
-                    return
-            looks += 1
-            if looks % LOOKS_PER_ERROR_CHECK == 0:
-                self.check()
-            time.sleep(0 if looks < 50 else PAUSE)
+        self._waiting += 1
+        try:
+            while True:
+                with self.lock:
+                    self.advance()
+                    if done():
+                        return
+                looks += 1
+                if looks % LOOKS_PER_ERROR_CHECK == 0:
+                    self.check()
+                time.sleep(0 if time.monotonic() - start < EAGER else PAUSE)
+        finally:
+            self._waiting -= 1
 
     def advance(self) -> None:
         """Do what can be done without waiting."""
@@ -190,27 +200,34 @@ class Shared:
             if self._thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
                 self._thread = threading.Thread(target=self._serve, daemon=True)
                 self._thread.start()
+        self._work.set()
 
     def _serve(self) -> None:
-        """Keep requests going, also while the program is inside MPI, until there are none."""
+        """Keep requests going while the program computes, or is inside MPI."""
         assert self.nccl is not None
         self.nccl.device.set_current()
-        pause = PAUSE / 8
-        while True:
+        pause = SHORTEST_PAUSE
+        while self._work.wait():
+            if _ending or self.nccl is None:
+                return
+            time.sleep(pause)
+            if self._waiting:  # that thread does it
+                continue
             with self.lock:
-                if not self._requests or _ending:
-                    self._thread = None
-                    return
+                before = len(self._requests)
                 try:
                     self.advance()
                 except Exception as error:  # it is what Wait raises
                     self._requests = [one for one in self._requests if not one.fail(error)]
-            time.sleep(pause)
-            pause = min(pause * 1.1, 5 * PAUSE)
+                if not self._requests:
+                    self._work.clear()
+            moved = len(self._requests) < before
+            pause = SHORTEST_PAUSE if moved else min(pause * 1.2, PAUSE)
 
     def close(self, together: bool) -> None:
         """Free everything. ``together`` where all ranks do so, in a call that is collective."""
         nccl, self.nccl = self.nccl, None
+        self._work.set()  # ends the thread
         messages, self.messages = self.messages, None
         for comm in (messages, nccl):
             if comm is None:
@@ -284,6 +301,6 @@ def _stop_threads() -> None:
     global _ending
     _ending = True
     for shared in list(_open):
-        thread = shared._thread
-        if thread is not None:
-            thread.join(timeout=1.0)
+        shared._work.set()
+        if shared._thread is not None:
+            shared._thread.join(timeout=1.0)
