@@ -32,8 +32,8 @@ class Gpu:
         self.stream = comm._queue
         self.nbytes = nbytes
         self.device = comm.device
-        self.send = pynccl.mem_alloc(nbytes, self.device)
-        self.recv = pynccl.mem_alloc(nbytes, self.device)
+        self._buffers = [pynccl.mem_alloc(nbytes, self.device) for _ in range(2)]
+        self.send, self.recv = (int(buffer.handle) for buffer in self._buffers)
         self._registered: list[Any] = []
 
     def register(self, how: int) -> None:
@@ -42,8 +42,8 @@ class Gpu:
         Args:
             how: 1 for ``ncclCommRegister``, 2 for symmetric windows
         """
-        for memory in (self.send, self.recv):
-            buffer = (memory.ptr, self.nbytes, "uint8")
+        for pointer in (self.send, self.recv):
+            buffer = (pointer, self.nbytes, "uint8")
             if how == 1:
                 self._registered.append(self.comm.register_buffer(buffer))
             elif how == 2:
@@ -55,8 +55,8 @@ class Gpu:
         """Deregister and free the buffers."""
         for registered in self._registered:
             registered.close()
-        self.send.free()
-        self.recv.free()
+        for buffer in self._buffers:
+            pynccl.mem_free(buffer)
 
     def issues(
         self,
@@ -87,11 +87,11 @@ class Gpu:
     def pointers(self, shape: Shape, itemsize: int, in_place: bool) -> tuple[int, int]:
         """Return the addresses of a rank's input and output."""
         if not in_place:
-            return self.send.ptr, self.recv.ptr
+            return self.send, self.recv
         rank = self.comm.rank
         return (
-            self.recv.ptr + shape.send_in_place * itemsize * rank,
-            self.recv.ptr + shape.recv_in_place * itemsize * rank,
+            self.recv + shape.send_in_place * itemsize * rank,
+            self.recv + shape.recv_in_place * itemsize * rank,
         )
 
     def _bound(self, name: str, arguments: tuple[int, ...]) -> Issue:

@@ -283,7 +283,7 @@ class Measurement:
         pattern = self._pattern(seed)
         itemsize = self.case.datatype.itemsize
         for gpu in self.gpus:
-            gpu.clear(gpu.recv.ptr + self.offset, self.shape.recv * itemsize)
+            gpu.clear(gpu.recv + self.offset, self.shape.recv * itemsize)
             source, _ = gpu.pointers(self.shape, itemsize, self.in_place)
             gpu.write(source + self.offset, pattern.sent(gpu.comm.rank, self.shape.send))
 
