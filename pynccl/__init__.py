@@ -48,7 +48,13 @@ if TYPE_CHECKING:
     from pynccl.groups import GroupSimInfo, group, group_end, group_start
     from pynccl.memory import mem_alloc, mem_free
     from pynccl.one_sided import WaitSignalDesc
-    from pynccl.parameters import dump_params, params, set_encryption
+    from pynccl.parameters import (
+        dump_params,
+        get_param,
+        get_param_bytes,
+        params,
+        set_encryption,
+    )
     from pynccl.resources import CustomRedOp, RegisteredBuffer, RegisteredWindow
     from pynccl.unique_id import UniqueId, get_unique_id
     from pynccl.versions import get_error_string, get_version
@@ -94,6 +100,8 @@ _LAZY = {
     "WindowFlag": "communicator",
     "dump_params": "parameters",
     "get_error_string": "versions",
+    "get_param": "parameters",
+    "get_param_bytes": "parameters",
     "get_unique_id": "unique_id",
     "get_version": "versions",
     "group": "groups",
@@ -161,6 +169,8 @@ __all__ = [
     "dump_params",
     "emulator",
     "get_error_string",
+    "get_param",
+    "get_param_bytes",
     "get_unique_id",
     "get_version",
     "group",

@@ -32,6 +32,8 @@ class NCCLError(RuntimeError):
         detail: NCCL's own account of it (``ncclGetLastError``), possibly empty
     """
 
+    _kind = ""  # in place of the result's name, in the text
+
     def __init__(self, result: int, function: str, detail: str = "", hint: str = "") -> None:
         try:
             self.result: int = Result(result)
@@ -41,7 +43,7 @@ class NCCLError(RuntimeError):
             name = f"result code {result}"
         self.function = function
         self.detail = detail
-        text = f"{function}: {name.lower().replace('_', ' ')}"
+        text = f"{function}: {self._kind or name.lower().replace('_', ' ')}"
         if detail:
             text += f": {detail}"
         if hint:
@@ -83,6 +85,8 @@ class NCCLTimeout(NCCLError, TimeoutError):
 class NCCLNotSupported(NCCLError):
     """The loaded libnccl lacks a function, a field or a type."""
 
+    _kind = "not supported"
+
     def __init__(self, function: str, needs: str, have: str, path: str, note: str = "") -> None:
         super().__init__(
             Result.INVALID_USAGE,
@@ -99,8 +103,10 @@ class NCCLNotSupported(NCCLError):
 class NCCLLibraryNotFound(NCCLError, ImportError):
     """No usable libnccl, or no driver and GPU for it."""
 
+    _kind = "not found"
+
     def __init__(self, detail: str) -> None:
-        super().__init__(Result.SYSTEM_ERROR, "loading NCCL", detail)
+        super().__init__(Result.SYSTEM_ERROR, "NCCL", detail)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (self.detail,))

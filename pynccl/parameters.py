@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from ctypes import POINTER, byref, c_char_p, c_int
+from ctypes import (
+    POINTER,
+    byref,
+    c_char_p,
+    c_int,
+    c_int8,
+    c_int16,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+    create_string_buffer,
+)
+from typing import Any
 
 from pynccl import bindings, errors, library
-from pynccl.types import EncryptionMode, initialized
+from pynccl.types import EncryptionMode, Result, initialized
 
-__all__ = ["dump_params", "params", "set_encryption"]
+__all__ = ["dump_params", "get_param", "get_param_bytes", "params", "set_encryption"]
 
 
 class _Parameters(Mapping[str, str]):
     """The parameters that NCCL's documentation publishes, by name (NCCL 2.30.4).
 
-    Read only; a value is what NCCL uses, from its configuration or the environment.
+    ``ncclParamGetAllParameterKeys`` and ``ncclParamGetParameter``. Read only; a
+    value is what NCCL uses, from its configuration or the environment.
     """
 
     def __getitem__(self, key: str) -> str:
@@ -41,6 +58,61 @@ class _Parameters(Mapping[str, str]):
 
 
 params = _Parameters()
+
+# The getters of numbers, by their types: NCCL accepts that of the parameter's own type alone.
+_NUMBERS = {
+    "ncclParamGetI8": c_int8,
+    "ncclParamGetI16": c_int16,
+    "ncclParamGetI32": c_int32,
+    "ncclParamGetI64": c_int64,
+    "ncclParamGetU8": c_uint8,
+    "ncclParamGetU16": c_uint16,
+    "ncclParamGetU32": c_uint32,
+    "ncclParamGetU64": c_uint64,
+}
+
+
+def get_param(key: str) -> int | str:
+    """Return a parameter as a number where it is one, else as text (NCCL 2.30.4).
+
+    Asks through a handle of ``ncclParamBind``: ``ncclParamGetI8``, ``ncclParamGetI16``,
+    ``ncclParamGetI32``, ``ncclParamGetI64``, ``ncclParamGetU8``, ``ncclParamGetU16``,
+    ``ncclParamGetU32``, ``ncclParamGetU64``, then ``ncclParamGetStr``.
+
+    Raises:
+        KeyError: there is no such parameter
+    """
+    handle = _bound(key)
+    for name, kind in _NUMBERS.items():
+        number: Any = kind()
+        if getattr(bindings, name)(handle, byref(number)) == Result.SUCCESS:
+            return int(number.value)
+    text = c_char_p()
+    if bindings.ncclParamGetStr(handle, byref(text)) == Result.SUCCESS:
+        return (text.value or b"").decode()
+    return params[key]  # of a type that no getter has
+
+
+def get_param_bytes(key: str) -> bytes:
+    """Return a parameter's value as NCCL keeps it (``ncclParamGet``, NCCL 2.30.4).
+
+    Raises:
+        KeyError: there is no such parameter
+    """
+    handle = _bound(key)
+    room = create_string_buffer(4096)
+    length = c_int()
+    errors.check(bindings.ncclParamGet(handle, room, len(room), byref(length)), "ncclParamGet")
+    return room.raw[: length.value]
+
+
+def _bound(key: str) -> int:
+    handle = c_void_p()
+    code = bindings.ncclParamBind(byref(handle), key.encode())
+    if code == Result.INVALID_ARGUMENT:
+        raise KeyError(key)
+    errors.check(code, "ncclParamBind")
+    return handle.value or 0
 
 
 def dump_params() -> None:

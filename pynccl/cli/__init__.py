@@ -9,6 +9,8 @@ from importlib import import_module
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
+    "info": "show versions, paths, GPUs, MPI and environment",
+    "emulator": "build, look after and run programs on the CPU emulator",
     "perf": "measure NCCL's operations, with nccl-tests' options and columns",
 }
 

@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 import pynccl
-from pynccl import Communicator, CommShrinkFlag
+from pynccl import CommShrinkFlag, Communicator
 
 
 def total(comm, value):
