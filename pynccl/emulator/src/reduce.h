@@ -22,7 +22,6 @@ std::size_t size_of(Type type);
 void reduce(Type type, Op op, const void* const* sources, int nsources, const void* scalars,
             void* const* destinations, int ndestinations, std::size_t count);
 
-// Non-temporal where that is faster, plain otherwise.
 void copy(void* destination, const void* source, std::size_t bytes);
 
 }  // namespace emu

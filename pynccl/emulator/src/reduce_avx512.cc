@@ -1,0 +1,22 @@
+#if defined(__x86_64__)
+
+// Before the target is set: these declare functions that all sources share.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
+#pragma GCC target("avx2,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+
+#define REDUCE_FUNCTION reduce_avx512
+#include "reduce_loops.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

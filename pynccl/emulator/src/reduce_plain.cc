@@ -1,0 +1,3 @@
+#define REDUCE_FUNCTION reduce_plain
+
+#include "reduce_loops.h"
