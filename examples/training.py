@@ -76,6 +76,25 @@ def joined_weights(comm, weights, axes, args):
     ]
 
 
+def collected(comm, weights, owners, args):
+    """Whole weights in host memory, on every rank, from the ranks that own each layer.
+
+    Args:
+        weights: this rank's layers by number
+        owners: the rank of each layer
+    """
+    whole = []
+    for index, (layer, owner) in enumerate(zip(build(size_of(args)), owners)):
+        whole.append({})
+        for name, shape in layer.shapes.items():
+            array = comm.empty(shape, args.dtype)
+            if comm.rank == owner:
+                with comm.compute() as xp:
+                    xp.asarray(array)[...] = weights[index][name]
+            whole[-1][name] = comm.broadcast(array, root=owner).get()
+    return whole
+
+
 def save(file, weights):
     from safetensors.numpy import save_file
 

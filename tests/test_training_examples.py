@@ -53,6 +53,23 @@ def test_sequence_parallel_training_equals_one_gpus_and_keeps_less(nranks):
     assert int(here) < int(others)
 
 
+@pytest.mark.parametrize(
+    ("nranks", "schedule"),
+    [(2, "gpipe"), (2, "interleaved"), (3, "1f1b"), (3, "interleaved"), (4, "1f1b")],
+)
+def test_pipeline_parallel_training_equals_one_gpus(nranks, schedule):
+    micro = {2: 4, 3: 6, 4: 8}[nranks]
+    arguments = ("--schedule", schedule, "--micro", micro, "--batch", 13)
+    assert_equals_one_gpu(output_of(nranks, "pipeline_parallel.py", *EXACT, *arguments))
+
+
+def test_timeline_of_the_pipeline_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install pynccl-mpi[examples]")
+    picture = tmp_path / "timeline.png"
+    output_of(2, "pipeline_parallel.py", "--steps", "2", "--timeline", picture)
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
 def test_training_goes_on_from_weights_that_another_scheme_saved(tmp_path):
     pytest.importorskip("safetensors", reason="needs safetensors: pip install pynccl-mpi[examples]")
     file = tmp_path / "weights.safetensors"

@@ -5,6 +5,14 @@ source in its docstring. The programs in ``examples`` are made of these.
 """
 
 from pynccl.parallel.functional import all_gathered, all_reduced, reduce_scattered, staged
+from pynccl.parallel.schedules import (
+    Action,
+    Schedule,
+    exchange,
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+)
 from pynccl.parallel.shards import FlatLayout, ShardedLayers
 from pynccl.parallel.tensor import (
     SequenceParallel,
@@ -16,15 +24,21 @@ from pynccl.parallel.tensor import (
 from pynccl.parallel.traffic import CountedCommunicator, Traffic
 
 __all__ = [
+    "Action",
     "CountedCommunicator",
     "FlatLayout",
+    "Schedule",
     "SequenceParallel",
     "ShardedLayers",
     "TensorParallel",
     "Traffic",
     "all_gathered",
     "all_reduced",
+    "exchange",
+    "gpipe",
+    "interleaved",
     "joined",
+    "one_forward_one_backward",
     "part_of",
     "reduce_scattered",
     "split_cross_entropy",
