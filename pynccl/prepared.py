@@ -9,6 +9,7 @@ from pynccl import bindings, errors
 from pynccl.arrays import resolve
 from pynccl.collectives import Collectives, Plan, pointer_to
 from pynccl.config import CollConfig
+from pynccl.functions import FUNCTIONS
 from pynccl.streams import make_wait, same
 
 __all__ = ["Prepared"]
@@ -66,16 +67,31 @@ class Prepared(Collectives):
             name += "Config"
             tail = (queue, pointer_to(config))
         function = getattr(bindings, name)
+        head, tail = _converted(name, arguments, tail)
 
         def issue(_keep: Any = keep) -> Any:
-            for producer in producers:
-                make_wait(queue, producer, ordinal)
-            code = function(*arguments, handle.value or gone(), *tail)
+            if producers:
+                for producer in producers:
+                    make_wait(queue, producer, ordinal)
+            code = function(*head, handle.value or gone(), *tail)
             if code:
                 errors.check(code, name, handle.value, datatype)
             return result
 
         return issue
+
+
+def _converted(
+    name: str, head: tuple[Any, ...], tail: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Make the arguments around the communicator into C's types, which no call then has to do."""
+    kinds = list(FUNCTIONS[name].arguments.values())
+    kinds.pop(len(head))  # the communicator's
+    both = [
+        kind(value) if isinstance(value, int) else value
+        for kind, value in zip(kinds, [*head, *tail])
+    ]
+    return tuple(both[: len(head)]), tuple(both[len(head) :])
 
 
 def _root(buffers: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
