@@ -253,7 +253,7 @@ class CollectiveMethods(Base):
         return Launch(nccl, shared.queue)
 
     def _wait(self, keep: Any) -> None:
-        self._shared.wait(Event(self._shared.queue).done)
+        self._shared.wait_for_collectives()
 
     def _request(self, keep: Any) -> MPI.Request:
         shared = self._shared

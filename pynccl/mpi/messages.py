@@ -68,6 +68,11 @@ class Exchange:
         self._agreed: list[Message] = []
         self._letters: list[tuple[Any, Any]] = []
 
+    @property
+    def busy(self) -> bool:
+        """Whether a message is announced or looked out for, and not yet launched."""
+        return bool(self._receives or self._sends or self._answered or self._agreed)
+
     def send(self, block: Block, dest: int, tag: int, synchronous: bool) -> Message:
         """Announce a message."""
         message = Message(block, dest, tag, sends=True)
@@ -96,7 +101,7 @@ class Exchange:
 
     def advance(self) -> None:
         """Do what can be done without waiting."""
-        if not (self._receives or self._sends or self._answered or self._agreed):
+        if not self.busy:
             return
         status = MPI.Status()
         self._receives = [one for one in self._receives if not self._match(one, status)]

@@ -15,6 +15,7 @@ from pynccl import library
 from pynccl.bootstrap import local_place
 from pynccl.communicator import Communicator
 from pynccl.streams import check_driver, make_wait
+from pynccl.waiting import StreamWait
 
 __all__ = ["Event", "Shared", "shared_of"]
 
@@ -82,6 +83,7 @@ class Shared:
         self.lock = threading.RLock()
         self.exchange: Any = None
         self._streams: tuple[Any, ...] = ()
+        self._stream_wait: Callable[[], None] = lambda: None
         self._requests: list[Any] = []
         self._waiting = 0
         self._work = threading.Event()
@@ -119,6 +121,7 @@ class Shared:
         gpu.set_current()
         self._streams = (gpu.create_stream(), gpu.create_stream())
         self.queue, self.message_queue = (int(stream.handle) for stream in self._streams)
+        self._stream_wait = StreamWait(made._ordinal, self.queue, made._handle, None)
         self.nccl = made
         _open.add(self)
         return made
@@ -154,8 +157,20 @@ class Shared:
 
     def after(self, queue: int, *blocks: Any) -> None:
         """Make a stream wait for what makes, or still reads, the contents of arrays."""
+        from cuda.bindings import driver
+
         for block in blocks:
-            make_wait(queue, block.stream or 0)
+            # An array that names no stream may be made on any that the default stream waits for.
+            producer = block.stream
+            if producer is None or driver.cuStreamQuery(producer)[0] != 0:
+                make_wait(queue, producer or 0)
+
+    def wait_for_collectives(self) -> None:
+        """Block until the collectives queued so far are done. Raises as ``wait`` does."""
+        if self._requests or (self.exchange is not None and self.exchange.busy):
+            self.wait(Event(self.queue).done)
+        else:
+            self._stream_wait()
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Block until ``done()``, and keep other operations going meanwhile. Ctrl-C ends it.
@@ -208,13 +223,15 @@ class Shared:
         self.nccl.device.set_current()
         pause = SHORTEST_PAUSE
         while self._work.wait():
-            if _ending or self.nccl is None:
+            if _ending:
                 return
             time.sleep(pause)
             if self._waiting:  # that thread does it
                 continue
             with self.lock:
                 before = len(self._requests)
+                if self.nccl is None:
+                    return
                 try:
                     self.advance()
                 except Exception as error:  # it is what Wait raises
@@ -226,9 +243,10 @@ class Shared:
 
     def close(self, together: bool) -> None:
         """Free everything. ``together`` where all ranks do so, in a call that is collective."""
-        nccl, self.nccl = self.nccl, None
+        with self.lock:
+            nccl, self.nccl = self.nccl, None
+            messages, self.messages = self.messages, None
         self._work.set()  # ends the thread
-        messages, self.messages = self.messages, None
         for comm in (messages, nccl):
             if comm is None:
                 continue
