@@ -6,12 +6,15 @@
 #include <cstring>
 #include <type_traits>
 
+#include <immintrin.h>
+
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
 #else
 #pragma GCC target("avx2,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
 
+#define REDUCE_WITH_F16C
 #define REDUCE_FUNCTION reduce_avx512
 #include "reduce_loops.h"
 
