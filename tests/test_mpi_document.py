@@ -1,0 +1,67 @@
+"""docs/mpi.md says of every buffer method of mpi4py what becomes of it, and says the truth."""
+
+import re
+
+import pytest
+from helpers.launch import REPOSITORY
+from mpi4py import MPI
+
+from pynccl.mpi import Comm
+from pynccl.mpi.comm import REFUSED, REFUSED_BY_CARTCOMM
+
+TEXT = (REPOSITORY / "docs" / "mpi.md").read_text()
+ROWS = re.findall(r"^\| (`[^|]+) \| ([^|]*) \| MPI \|$", TEXT, re.MULTILINE)
+
+
+def named(kind):
+    """Return the methods in the table's rows of which the second column begins so."""
+    return {
+        name
+        for methods, what in ROWS
+        if what.startswith("refused") == (kind == "refused") and what.strip()
+        for name in re.findall(r"`(\w+)`", methods)
+    }
+
+
+def is_overridden(name):
+    return getattr(Comm, name) is not getattr(MPI.Intracomm, name)
+
+
+# Whatever mpi4py documents to take a buffer.
+BUFFER_METHODS = sorted(
+    name
+    for name in dir(MPI.Intracomm)
+    if name[0].isupper() and "BufSpec" in (getattr(MPI.Intracomm, name).__doc__ or "")
+)
+
+
+def test_mpi4py_tells_its_buffer_methods():
+    assert {"Allreduce", "Isend", "Alltoallw", "Psend_init"} <= set(BUFFER_METHODS)
+
+
+@pytest.mark.parametrize("name", BUFFER_METHODS)
+def test_every_buffer_method_is_done_by_nccl_or_refused(name):
+    assert is_overridden(name)
+    if name in REFUSED:
+        assert name in named("refused") or name.endswith("_init")
+    else:
+        assert name in named("nccl")
+
+
+def test_table_names_nothing_else():
+    assert named("nccl") == set(BUFFER_METHODS) - set(REFUSED)
+    assert named("refused") - {"Send_init", "Allreduce_init", "Cartcomm", "_init"} == {
+        name for name in REFUSED if not name.endswith("_init")
+    }
+
+
+def test_every_neighbourhood_collective_of_a_grid_is_refused():
+    methods = {name for name in dir(MPI.Cartcomm) if "eighbor_all" in name and name[0] in "NI"}
+    assert methods == {name for name in REFUSED_BY_CARTCOMM if hasattr(MPI.Cartcomm, name)}
+
+
+def test_functions_of_nccl_in_the_table_exist():
+    from pynccl.functions import FUNCTIONS
+
+    names = set(re.findall(r"`(nccl\w+)`", TEXT))
+    assert {"ncclAllReduce", "ncclSend"} <= names <= set(FUNCTIONS)
