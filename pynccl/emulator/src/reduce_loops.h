@@ -240,6 +240,15 @@ void accumulate(Op op, Stored* __restrict total, const unsigned char* __restrict
 template <typename Arithmetic, typename Stored>
 void accumulate_scaled(Stored* __restrict total, const unsigned char* __restrict source,
                        Stored scale, bool first, std::size_t count) {
+  if constexpr (sizeof(Stored) == 1 && Arithmetic::scales) {
+    const std::uint8_t* const products = results_of<Arithmetic>(Op::prod);
+    const std::uint8_t* const sums = results_of<Arithmetic>(Op::sum);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint8_t product = products[source[i] << 8 | scale];
+      total[i] = first ? product : sums[total[i] << 8 | product];
+    }
+    return;
+  }
   if (first) {
     for (std::size_t i = 0; i < count; ++i) {
       total[i] = Arithmetic::prod(load<Stored>(source, i), scale);
