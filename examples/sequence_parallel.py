@@ -38,8 +38,9 @@ def train(comm, text, args):
         return split_cross_entropy(comm, logits, first, targets, scale)
 
     losses = []
+    whole = training.starting_weights(args)
     with comm.compute() as xp:
-        mine = training.parts_of(training.starting_weights(args), AXES, split)
+        mine = training.parts_of(whole, AXES, split)
         weights = [{name: xp.asarray(a) for name, a in layer.items()} for layer in mine]
         optimizer = AdamW(xp, listed(layers, weights))
     for x, y in training.batches(comm, text, args):
@@ -53,7 +54,7 @@ def train(comm, text, args):
 
     training.check_traffic(comm, args, formula(comm, args))
     show_memory(comm, text, args)
-    return training.total_losses(comm, losses), training.joined_weights(comm, weights, AXES, args)
+    return training.total_losses(comm, losses), training.joined_weights(comm, weights, AXES, whole)
 
 
 def sum_over_places(comm, xp, gradients):

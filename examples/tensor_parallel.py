@@ -29,7 +29,8 @@ from pynccl.parallel import TensorParallel, split_cross_entropy
 def train(comm, text, args):
     split = TensorParallel(comm)
     layers = build(training.size_of(args), split)
-    mine = training.parts_of(training.starting_weights(args), SPLIT_AXIS, split)
+    whole = training.starting_weights(args)
+    mine = training.parts_of(whole, SPLIT_AXIS, split)
     first = layers[0].rows.start
 
     def loss_of(xp, logits, targets, scale):
@@ -50,7 +51,7 @@ def train(comm, text, args):
     training.check_traffic(comm, args, formula(comm, args))
     show_memory(comm, layers, weights, args)
     return training.total_losses(comm, losses), training.joined_weights(
-        comm, weights, SPLIT_AXIS, args
+        comm, weights, SPLIT_AXIS, whole
     )
 
 

@@ -62,17 +62,20 @@ def part_along(array, axis, split):
     return array[(slice(None),) * axis + (part_of(array.shape[axis], split.rank, split.nranks),)]
 
 
-def joined_weights(comm, weights, axes, args):
-    """Whole weights in host memory, on every rank, from the ranks' parts."""
-    shapes = [layer.shapes for layer in build(size_of(args))]
+def joined_weights(comm, weights, axes, whole):
+    """Whole weights in host memory, on every rank, from the ranks' parts.
+
+    Args:
+        whole: weights of the shapes that are wanted, such as those at the start
+    """
     return [
         {
-            name: to_host(joined(comm, a, axes[name], shape[name][axes[name]]))
+            name: to_host(joined(comm, a, axes[name], of_whole[name].shape[axes[name]]))
             if name in axes
             else to_host(a)
             for name, a in layer.items()
         }
-        for layer, shape in zip(weights, shapes)
+        for layer, of_whole in zip(weights, whole)
     ]
 
 

@@ -70,6 +70,22 @@ def test_timeline_of_the_pipeline_is_drawn(tmp_path):
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_expert_parallel_training_equals_one_gpus(nranks):
+    output = output_of(nranks, "expert_parallel.py", *EXACT)
+    assert_equals_one_gpu(output)
+    assert float(re.search(r"dropped: (\S+)%", output)[1]) > 0
+
+
+def test_the_balancing_term_evens_the_experts_load():
+    def most_loaded(balance):
+        arguments = ("--steps", "40", "--balance", balance)
+        output = output_of(2, "expert_parallel.py", *arguments)
+        return int(re.search(r"(\d+)% at the last", output)[1])
+
+    assert most_loaded("0.1") < most_loaded("0")
+
+
 def test_training_goes_on_from_weights_that_another_scheme_saved(tmp_path):
     pytest.importorskip("safetensors", reason="needs safetensors: pip install pynccl-mpi[examples]")
     file = tmp_path / "weights.safetensors"

@@ -1,13 +1,17 @@
 """The transformer of the training examples: its gradients against PyTorch's, and that it learns."""
 
+import argparse
 import sys
 
 import numpy as np
 import pytest
 from helpers.launch import REPOSITORY
 
+import pynccl
+
 sys.path.insert(0, str(REPOSITORY / "examples"))
 
+import mixture  # noqa: E402
 import text  # noqa: E402
 import transformer  # noqa: E402
 
@@ -77,6 +81,35 @@ def test_adamw_steps_equal_those_of_pytorch():
         optimizer.step(np, ours, gradients)
     for array, other in zip(ours, theirs):
         np.testing.assert_allclose(array, other.detach().numpy(), rtol=1e-10)
+
+
+def test_gradients_of_the_mixture_of_experts_are_its_slopes():
+    args = argparse.Namespace(
+        layers=1, width=8, heads=2, context=6, seed=1, dtype="float64", load=None,
+        experts=4, capacity=0.9, balance=0.5,
+    )  # fmt: skip
+    x, y = tokens()[:, :6], tokens(6)[:, :6]
+    with pynccl.Communicator.init(1, 0, pynccl.get_unique_id(), device=0) as comm:
+        layers = mixture.build(comm, args, groups=1)
+        weights = mixture.starting_weights(args, layers)
+
+        def loss():
+            value, gradients = transformer.forward_backward(np, layers, weights, x, y, SCALE)
+            return value + layers[2].balance, gradients
+
+        _, gradients = loss()
+        assert layers[2].dropped > 0
+        for array, gradient in zip(
+            transformer.listed(layers, weights), transformer.listed(layers, gradients)
+        ):
+            direction = np.random.default_rng(array.size).normal(size=array.shape)
+            array += 1e-6 * direction
+            above, _ = loss()
+            array -= 2e-6 * direction
+            below, _ = loss()
+            array += 1e-6 * direction
+            slope = (above - below) / 2e-6
+            assert slope == pytest.approx((gradient * direction).sum(), rel=1e-5, abs=1e-8)
 
 
 def test_arrays_stay_in_the_precision_of_the_weights():

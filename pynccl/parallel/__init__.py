@@ -4,6 +4,8 @@ Everything is a plain function or class over a ``Communicator``, with its commun
 source in its docstring. The programs in ``examples`` are made of these.
 """
 
+from pynccl.parallel.buckets import GradientBuckets
+from pynccl.parallel.dispatch import Dispatch, places_in_order
 from pynccl.parallel.functional import all_gathered, all_reduced, reduce_scattered, staged
 from pynccl.parallel.schedules import (
     Action,
@@ -26,7 +28,9 @@ from pynccl.parallel.traffic import CountedCommunicator, Traffic
 __all__ = [
     "Action",
     "CountedCommunicator",
+    "Dispatch",
     "FlatLayout",
+    "GradientBuckets",
     "Schedule",
     "SequenceParallel",
     "ShardedLayers",
@@ -40,6 +44,7 @@ __all__ = [
     "joined",
     "one_forward_one_backward",
     "part_of",
+    "places_in_order",
     "reduce_scattered",
     "split_cross_entropy",
     "staged",
