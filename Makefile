@@ -95,8 +95,11 @@ lint: $(VENV)/ready-lint
 	$(BIN)/shellcheck $(SCRIPTS)
 
 bench: $(VENV)/ready-test $(VENV)/ready-emulator
-	$(MPIRUN) -n 2 $(BIN)/python -m mpi4py benchmarks/allreduce_vs_mpi.py
-	$(MPIRUN) -n 4 $(BIN)/python -m mpi4py benchmarks/allreduce_vs_mpi.py
+	$(BIN)/python benchmarks/call_path.py
+	$(MPIRUN) -n 2 $(BIN)/python -m mpi4py benchmarks/collectives.py
+	$(MPIRUN) -n 4 $(BIN)/python -m mpi4py benchmarks/collectives.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/growth.py --soak 20000
 
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
