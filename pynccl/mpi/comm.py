@@ -80,6 +80,13 @@ class GpuMethods(CollectiveMethods, MessageMethods):
         if comm is not None and comm != MPI.COMM_NULL:
             self._shared = shared_of(comm)
 
+    def __getattr__(self, name: str) -> Any:
+        # mpi4py makes objects of the class without a communicator, and then gives them one (Idup).
+        if name == "_shared" and self != MPI.COMM_NULL:
+            self._adopt(self)
+            return self._shared
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def nccl(self) -> Communicator:
         """NCCL's communicator, for arrays and for what MPI has no name for.
@@ -125,15 +132,17 @@ class GpuMethods(CollectiveMethods, MessageMethods):
 
     def Free(self) -> None:
         """Free the communicator, and NCCL's. Collective."""
-        forget(self)
-        del self._shared
+        self._forget()
         super().Free()
 
     def Disconnect(self) -> None:
         """Free the communicator once its messages are done. Collective."""
-        forget(self)
-        del self._shared
+        self._forget()
         super().Disconnect()
+
+    def _forget(self) -> None:
+        forget(self)
+        self.__dict__.pop("_shared", None)
 
     def _same(self, made: MPI.Intracomm) -> Any:
         return type(self)(made)

@@ -19,7 +19,8 @@ from pynccl.waiting import StreamWait
 
 __all__ = ["Event", "Shared", "shared_of"]
 
-# How long the first operation, where it is a message, waits for the other ranks' first. In seconds.
+# How long the first operation, where it is a message, waits for the other ranks' first, and a
+# communicator that is freed for its requests. In seconds.
 PATIENCE = 60.0
 # How long a wait looks without pause, the pauses after that, and those of the thread that serves
 # requests. In seconds; and how often errors are asked for.
@@ -241,6 +242,24 @@ class Shared:
             moved = len(self._requests) < before
             pause = SHORTEST_PAUSE if moved else min(pause * 1.2, PAUSE)
 
+    def drain(self) -> None:
+        """Block until no request is under way, as MPI does what is pending before it frees.
+
+        Raises:
+            RuntimeError: one has no partner
+        """
+        start = time.monotonic()
+
+        def done() -> bool:
+            return not self._requests or time.monotonic() - start > PATIENCE
+
+        self.wait(done)
+        if self._requests:
+            raise RuntimeError(
+                f"{len(self._requests)} requests are under way and were not done in {PATIENCE:g} "
+                "s: the communicator cannot be freed"
+            )
+
     def close(self, together: bool) -> None:
         """Free everything. ``together`` where all ranks do so, in a call that is collective."""
         with self.lock:
@@ -277,6 +296,7 @@ def forget(comm: Any) -> None:
     """Free what belongs to an MPI communicator, before that is freed. Collective."""
     found = comm.Get_attr(_keyval) if _keyval != MPI.KEYVAL_INVALID else None
     if found is not None:
+        found.drain()
         found.close(together=True)
         found.permanent = True  # nothing is left for the callback
         comm.Delete_attr(_keyval)

@@ -339,6 +339,26 @@ def test_parts_and_copies_are_of_the_same_class(gpu, world):
     assert gpu.Split(MPI.UNDEFINED) == MPI.COMM_NULL
 
 
+def test_duplicate_made_in_the_background_is_of_the_same_class(gpu):
+    copy, request = gpu.Idup()
+    request.Wait()
+    assert type(copy) is Comm
+    a = copy.nccl.asarray(np.ones(2))
+    copy.Allreduce(MPI.IN_PLACE, a)
+    assert a.get()[0] == gpu.size
+    copy.Free()
+
+
+def test_freeing_waits_for_what_is_under_way(gpu):
+    right, left = ring(gpu)
+    part = gpu.Dup()
+    into = part.nccl.empty(1, "int64")
+    part.Bsend(part.nccl.asarray(np.array([gpu.rank])), right)
+    part.Irecv(into, left)
+    part.Free()
+    assert into.get()[0] == left
+
+
 def test_grid_shifts_arrays_on_gpus(gpu):
     grid = gpu.Create_cart([gpu.size], [True])
     assert type(grid) is Cartcomm
