@@ -216,8 +216,9 @@ def request_for(shared: Shared, operation: Operation) -> Request:
     request._shared = shared
     request._inner = inner
     request._complete = False
-    if not request.attempt():
-        shared.serve(request)
+    with shared.lock:
+        if not request.attempt():
+            shared.serve(request)
     return request
 
 

@@ -273,6 +273,57 @@ def test_every_rank_sends_to_every_rank_in_any_order(gpu):
         assert into.get().tolist() == expected
 
 
+def traffic(shared, size):
+    """Return messages as (source, dest, tag, count), the same on all ranks."""
+    counts = [0, 1, 100, 5000, 100_000]
+    return [
+        (*shared.integers(0, size, 2), shared.integers(0, 3), shared.choice(counts))
+        for _ in range(shared.integers(1, 20))
+    ]
+
+
+def in_any_order(own, calls):
+    """Shuffle, but keep the order of what MPI matches by order: one kind, peer and tag."""
+    kinds = {}
+    for call in calls:
+        kinds.setdefault(call[:3], []).append(call)
+    order = [kind for kind, several in kinds.items() for _ in several]
+    own.shuffle(order)
+    return [kinds[tuple(kind)].pop(0) for kind in order]
+
+
+def test_random_traffic_arrives_without_deadlock(gpu):
+    shared, own = np.random.default_rng(7), np.random.default_rng(100 + gpu.rank)
+    waits = [Request.Waitall, lambda requests: [request.Wait() for request in requests]]
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        waits.append(MPI.Request.Waitall)
+    for _ in range(100):
+        calls = []
+        for number, (source, dest, tag, count) in enumerate(traffic(shared, gpu.size)):
+            calls += [("send", dest, tag, count, number)] if source == gpu.rank else []
+            calls += [("recv", source, tag, count, number)] if dest == gpu.rank else []
+        total = gpu.nccl.asarray(np.ones(1000))
+        reduced_at = own.integers(0, len(calls) + 1)
+        requests, received = [], []
+        for place, (kind, peer, tag, count, number) in enumerate(in_any_order(own, calls)):
+            if place == reduced_at:
+                requests.append(gpu.Iallreduce(MPI.IN_PLACE, total))
+            if kind == "send":
+                sent = gpu.nccl.asarray(np.full(count, 100 * number + gpu.rank, "i4"))
+                requests.append(gpu.Isend(sent, peer, tag))
+            else:
+                into = gpu.nccl.empty(int(count + own.integers(0, 3)), "int32")
+                requests.append(gpu.Irecv(into, peer, tag))
+                received.append((into, count, 100 * number + peer))
+        if reduced_at == len(calls):
+            requests.append(gpu.Iallreduce(MPI.IN_PLACE, total))
+        own.shuffle(requests)
+        waits[own.integers(len(waits))](requests)
+        for into, count, value in received:
+            assert (into.get()[:count] == value).all()
+        assert (total.get() == gpu.size).all()
+
+
 def test_process_null_is_no_partner(gpu):
     values = gpu.nccl.asarray(np.ones(2))
     gpu.Send(values, MPI.PROC_NULL)
