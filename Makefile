@@ -26,7 +26,8 @@ COMMA := ,
 EXTRA_MPI := $(if $(filter-out system,$(MPI)),$(COMMA)$(MPI))
 MPIRUN = MPIEXEC_TIMEOUT=$(MPI_TIMEOUT) $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
 SCRIPTS = $(shell grep -lE '^.!.*sh$$' .ci/* scripts/*)
-PYTEST = $(BIN)/python -m pytest -q
+# With the reasons of what was skipped.
+PYTEST = $(BIN)/python -m pytest -q -rfEs
 
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
@@ -52,6 +53,7 @@ demo: $(VENV)/ready-examples $(VENV)/ready-emulator
 test: test-single test-mpi test-mpich test-python
 
 test-single: $(VENV)/ready-test
+	@echo "== the tests of one process"
 	$(PYTEST) tests --ignore=tests/mpi $(PYTEST_ARGS)
 
 test-mpi: test-1 test-2 test-3 test-4
@@ -62,9 +64,9 @@ test-%: $(VENV)/ready-ranks $(VENV)/ready-emulator
 	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q -p no:cacheprovider --with-mpi \
 	    tests/mpi $(PYTEST_ARGS) </dev/null
 
-# Every collective under another MPI.
+# The same under another MPI.
 test-mpich:
-	@$(MAKE) --no-print-directory MPI=mpich smoke
+	@$(MAKE) --no-print-directory MPI=mpich smoke test-2
 
 .PHONY: smoke
 smoke: $(VENV)/ready-ranks $(VENV)/ready-emulator
