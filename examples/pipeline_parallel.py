@@ -42,8 +42,8 @@ def schedule_of(args, nstages):
 class Piece:
     """Some layers in a row, with their gradients and what they keep for each micro-batch."""
 
-    def __init__(self, xp, layers, weights, last):
-        self.layers, self.last = layers, last
+    def __init__(self, xp, layers, weights, last, loss_of=cross_entropy):
+        self.layers, self.last, self.loss_of = layers, last, loss_of
         self.weights = [{name: xp.asarray(a) for name, a in p.items()} for p in weights]
         self.gradients = [{n: xp.zeros_like(a) for n, a in p.items()} for p in self.weights]
         self.kept = {}
@@ -53,7 +53,7 @@ class Piece:
         y, kept = forward(xp, self.layers, self.weights, x)
         loss = 0.0
         if self.last:
-            loss, y = cross_entropy(xp, y, targets, scale)
+            loss, y = self.loss_of(xp, y, targets, scale)
         self.kept[micro] = kept, y if self.last else None
         return y, loss
 
@@ -67,7 +67,7 @@ class Piece:
         return d
 
 
-def run_step(comm, schedule, pieces, x, y, args):
+def run_step(comm, schedule, pieces, x, y, scale, args):
     """Fill the gradients; return this rank's part of the loss, and each slot's begin and end."""
     rows = [part_of(len(x), micro, args.micro) for micro in range(args.micro)]
     clock = np.full((len(schedule.slots), 2), np.nan)
@@ -88,7 +88,7 @@ def run_step(comm, schedule, pieces, x, y, args):
                 if action.forward:
                     data = xp.asarray(x[mine]) if arrived is None else arrived
                     targets = xp.asarray(y[mine])
-                    made, part = piece.forward(xp, action.micro, data, targets, 1 / x.size)
+                    made, part = piece.forward(xp, action.micro, data, targets, scale)
                     loss = loss + part
                 else:
                     made = piece.backward(xp, action.micro, arrived)
@@ -116,7 +116,7 @@ def train(comm, text, args):
 
     losses, clocks = [], []
     for x, y in training.batches(comm, text, args):
-        loss, clock = run_step(comm, schedule, pieces, x, y, args)
+        loss, clock = run_step(comm, schedule, pieces, x, y, 1 / x.size, args)
         with comm.compute() as xp:
             optimizer.step(xp, flat, sums)
             for array in sums:

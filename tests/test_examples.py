@@ -29,7 +29,8 @@ def found(pattern, output):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_says_how_it_is_run(name):
     text = (REPOSITORY / "examples" / name).read_text()
-    assert f"Run: mpirun -n 4 python -m mpi4py examples/{name}" in text
+    launcher = "python" if name == "single_process.py" else "mpirun -n 4 python -m mpi4py"
+    assert f"Run: {launcher} examples/{name}" in text
 
 
 @pytest.mark.parametrize("nranks", [2, 4])

@@ -5,9 +5,11 @@ difference is that of the order of sums alone.
 """
 
 import re
+import subprocess
+import sys
 
 import pytest
-from helpers.launch import mpirun
+from helpers.launch import REPOSITORY, mpirun
 
 EXACT = ("--steps", "6", "--dtype", "float64")
 
@@ -84,6 +86,32 @@ def test_the_balancing_term_evens_the_experts_load():
         return int(re.search(r"(\d+)% at the last", output)[1])
 
     assert most_loaded("0.1") < most_loaded("0")
+
+
+@pytest.mark.parametrize(
+    ("nranks", "tensor", "pipeline"),
+    [(2, 1, 1), (3, 3, 1), (4, 2, 2), (4, 1, 2), (8, 2, 2)],
+)
+def test_training_on_any_mesh_equals_one_gpus(nranks, tensor, pipeline):
+    arguments = ("--tensor", tensor, "--pipeline", pipeline, "--steps", "3")
+    assert_equals_one_gpu(output_of(nranks, "mesh.py", *EXACT, *arguments))
+
+
+def test_mesh_that_does_not_fit_the_ranks_is_refused():
+    done = mpirun(2, "examples/mesh.py", "--tensor", "3")
+    assert done.returncode != 0
+    assert "0 x 1 x 3 (data, pipeline, tensor) is not 2 ranks" in done.stderr
+
+
+@pytest.mark.parametrize("ngpus", [1, 3, 4])
+def test_training_by_one_process_equals_one_gpus_on_every_gpu(ngpus):
+    command = [sys.executable, "examples/single_process.py", "--gpus", str(ngpus), *EXACT]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_equals_one_gpu(done.stdout)
+    assert done.stdout.count("losses differ by at most") == ngpus
 
 
 def test_training_goes_on_from_weights_that_another_scheme_saved(tmp_path):
