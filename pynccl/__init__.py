@@ -36,15 +36,10 @@ from pynccl.types import (
 if TYPE_CHECKING:
     from pynccl import bindings as bindings
     from pynccl import emulator as emulator
-    from pynccl.communicator import (
-        CommShrinkFlag,
-        CommSuspendFlag,
-        Communicator,
-        CTAPolicy,
-        WindowFlag,
-    )
+    from pynccl.communicator import Communicator
     from pynccl.config import CollConfig, Config
     from pynccl.device_array import DeviceArray
+    from pynccl.flags import CommShrinkFlag, CommSuspendFlag, CTAPolicy, WindowFlag
     from pynccl.groups import GroupSimInfo, group, group_end, group_start
     from pynccl.memory import mem_alloc, mem_free
     from pynccl.one_sided import WaitSignalDesc
@@ -84,10 +79,10 @@ _ALIASES = {
 
 # Loaded when first asked for, so that importing the package stays quick.
 _LAZY = {
-    "CTAPolicy": "communicator",
+    "CTAPolicy": "flags",
     "CollConfig": "config",
-    "CommShrinkFlag": "communicator",
-    "CommSuspendFlag": "communicator",
+    "CommShrinkFlag": "flags",
+    "CommSuspendFlag": "flags",
     "Communicator": "communicator",
     "Config": "config",
     "CustomRedOp": "resources",
@@ -97,7 +92,7 @@ _LAZY = {
     "RegisteredWindow": "resources",
     "UniqueId": "unique_id",
     "WaitSignalDesc": "one_sided",
-    "WindowFlag": "communicator",
+    "WindowFlag": "flags",
     "dump_params": "parameters",
     "get_error_string": "versions",
     "get_param": "parameters",

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ctypes import byref
+from ctypes import byref, c_int
 from typing import Any, NamedTuple
 
 import numpy
 
 from pynccl import bindings, errors
-from pynccl.arrays import Resolved, resolve
+from pynccl.arrays import Resolved, datatype_of, numpy_dtype, resolve
 from pynccl.config import CollConfig, structure_of
 from pynccl.groups import group
 from pynccl.resources import CustomRedOp
 from pynccl.streams import handle_of, make_wait, same
-from pynccl.types import DataType, RedOp
+from pynccl.types import DataType, RedOp, ScalarResidence
 from pynccl.waiting import Handle
 
 __all__ = ["Collectives", "Plan"]
@@ -230,6 +230,39 @@ class Collectives:
             [(recv, count, datatype, root)],
             plan,
         )
+
+    def create_pre_mul_sum(self, scalar: Any, dtype: Any = None) -> CustomRedOp:
+        """Return a reduction that multiplies by a scalar, then sums.
+
+        ``ncclRedOpCreatePreMulSum``, NCCL 2.11.4. Each rank's scalar applies to its own elements.
+
+        Args:
+            scalar: a number; or a buffer of one element on the GPU, which is read when a collective
+                runs
+            dtype: of the arrays to reduce; may be left out for a buffer
+        Raises:
+            TypeError: a number without a dtype, or a complex dtype
+        """
+        comm = self._handle.value or self._gone()
+        made = c_int()
+        if isinstance(scalar, (int, float, numpy.generic)):
+            if dtype is None:
+                raise TypeError("dtype: a number needs the dtype of the arrays to reduce")
+            datatype, parts = datatype_of(dtype)
+            host = numpy.array(scalar).astype(numpy_dtype(dtype))
+            pointer, residence = host.ctypes.data, ScalarResidence.HOST_IMMEDIATE
+            keep: Any = None
+        else:
+            found = self._buffer(scalar, "scalar")
+            datatype, parts = DataType(found.datatype), found.parts
+            if found.count != 1:
+                raise ValueError(f"scalar has {found.count} elements; it must have one")
+            pointer, residence, keep = found.ptr, ScalarResidence.DEVICE, scalar
+        if parts != 1:
+            raise TypeError("a complex scalar cannot be multiplied by; scale the array instead")
+        code = bindings.ncclRedOpCreatePreMulSum(byref(made), pointer, datatype, residence, comm)
+        errors.check(code, "ncclRedOpCreatePreMulSum", comm)
+        return CustomRedOp(self._handle, made.value, keep)
 
     def _run(self, plan: Plan, config: CollConfig | None) -> Any:
         name, arguments, queue, result = plan

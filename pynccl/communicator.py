@@ -7,8 +7,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from ctypes import byref, c_int, c_uint64, c_void_p
-from enum import IntFlag
+from ctypes import byref, c_int, c_void_p
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,62 +15,27 @@ import numpy
 import numpy.typing
 
 from pynccl import bindings, errors, library
-from pynccl.arrays import datatype_of, numpy_dtype
 from pynccl.compute import computing
+from pynccl.condition import Condition
 from pynccl.config import Config, check_settings, structure_of
 from pynccl.device_array import DeviceArray
-from pynccl.one_sided import OneSided
-from pynccl.resources import CustomRedOp
+from pynccl.flags import CommShrinkFlag
 from pynccl.streams import handle_of
 from pynccl.types import (
     SPLIT_NOCOLOR,
-    CommMemStat,
-    DataType,
     Result,
-    ScalarResidence,
     UniqueIdStruct,
 )
 from pynccl.unique_id import UniqueId
-from pynccl.waiting import Handle, StreamWait, poll
+from pynccl.waiting import Handle, StreamWait
 
 if TYPE_CHECKING:
     from cuda.core import Device, Stream
 
-__all__ = ["CTAPolicy", "CommShrinkFlag", "CommSuspendFlag", "Communicator", "WindowFlag"]
+__all__ = ["Communicator"]
 
 
-class CTAPolicy(IntFlag):
-    """How collectives use the GPU's multiprocessors (``NCCL_CTA_POLICY_…``)."""
-
-    DEFAULT = 0x00
-    EFFICIENCY = 0x01
-    ZERO = 0x02
-
-
-class CommShrinkFlag(IntFlag):
-    """What ``shrink`` does first (``NCCL_SHRINK_…``)."""
-
-    DEFAULT = 0x00
-    ABORT = 0x01
-
-
-class CommSuspendFlag(IntFlag):
-    """What ``suspend`` gives back (``NCCL_SUSPEND_…``)."""
-
-    MEM = 0x01
-
-
-class WindowFlag(IntFlag):
-    """How a window is registered (``NCCL_WIN_…``)."""
-
-    DEFAULT = 0x00
-    COLL_SYMMETRIC = 0x01
-    STRICT_ORDERING = 0x02
-    GIN_ONLY = 0x04
-    CFT_COUNTED = 0x08
-
-
-class Communicator(OneSided):
+class Communicator(Condition):
     """One rank of a group of GPUs that communicate.
 
     Made by ``from_mpi``, ``init``, ``init_all``, ``split``, ``shrink`` and ``grow``. Use it in a
@@ -255,20 +219,6 @@ class Communicator(OneSided):
             raise ValueError("the communicator is made only when the group ends")
         raise ValueError("the communicator was destroyed or aborted")
 
-    def wait_ready(self, timeout: float | None = None) -> None:
-        """Block until a communicator that is not blocking has done what was last asked of it.
-
-        Raises:
-            NCCLTimeout: it was not ready after ``timeout`` seconds
-            NCCLError: it failed
-        """
-        comm = self.ptr or self._gone()
-        if not poll(lambda: self._handle.asynchronous_error() != Result.IN_PROGRESS, timeout):
-            raise errors.NCCLTimeout(
-                Result.TIMEOUT, "wait_ready", f"still in progress after {timeout:g} s"
-            )
-        errors.check(self._handle.asynchronous_error(), "ncclCommGetAsyncError", comm)
-
     @property
     def size(self) -> int:
         """The same as ``nranks``."""
@@ -341,39 +291,6 @@ class Communicator(OneSided):
         if not (self._handle.value or self._gone()):
             return
         self._wait(timeout)
-
-    def create_pre_mul_sum(self, scalar: Any, dtype: Any = None) -> CustomRedOp:
-        """Return a reduction that multiplies by a scalar, then sums.
-
-        ``ncclRedOpCreatePreMulSum``, NCCL 2.11.4. Each rank's scalar applies to its own elements.
-
-        Args:
-            scalar: a number; or a buffer of one element on the GPU, which is read when a collective
-                runs
-            dtype: of the arrays to reduce; may be left out for a buffer
-        Raises:
-            TypeError: a number without a dtype, or a complex dtype
-        """
-        comm = self._handle.value or self._gone()
-        made = c_int()
-        if isinstance(scalar, (int, float, numpy.generic)):
-            if dtype is None:
-                raise TypeError("dtype: a number needs the dtype of the arrays to reduce")
-            datatype, parts = datatype_of(dtype)
-            host = numpy.array(scalar).astype(numpy_dtype(dtype))
-            pointer, residence = host.ctypes.data, ScalarResidence.HOST_IMMEDIATE
-            keep: Any = None
-        else:
-            found = self._buffer(scalar, "scalar")
-            datatype, parts = DataType(found.datatype), found.parts
-            if found.count != 1:
-                raise ValueError(f"scalar has {found.count} elements; it must have one")
-            pointer, residence, keep = found.ptr, ScalarResidence.DEVICE, scalar
-        if parts != 1:
-            raise TypeError("a complex scalar cannot be multiplied by; scale the array instead")
-        code = bindings.ncclRedOpCreatePreMulSum(byref(made), pointer, datatype, residence, comm)
-        errors.check(code, "ncclRedOpCreatePreMulSum", comm)
-        return CustomRedOp(self._handle, made.value, keep)
 
     def split(
         self, color: int | None = None, key: int = 0, config: Config | None = None
@@ -529,49 +446,6 @@ class Communicator(OneSided):
         self.nranks = number.value
         errors.check(bindings.ncclCommUserRank(comm, byref(number)), "ncclCommUserRank", comm)
         self.rank = number.value
-
-    def revoke(self) -> None:
-        """Stop the work under way and take no more (``ncclCommRevoke``, NCCL 2.28.7).
-
-        Every rank that is left calls it; then split, shrink, destroy and abort are possible, and
-        finalize is not.
-        """
-        comm = self._handle.value or self._gone()
-        self._finalized = True  # there is nothing left to finalize
-        errors.check(bindings.ncclCommRevoke(comm, 0), "ncclCommRevoke", comm)
-
-    def suspend(self, flags: CommSuspendFlag = CommSuspendFlag.MEM) -> None:
-        """Give memory back; nothing may be asked of it until ``resume``.
-
-        ``ncclCommSuspend``, NCCL 2.29.7. Called by all ranks, when no operation is under way.
-        """
-        comm = self._handle.value or self._gone()
-        errors.check(bindings.ncclCommSuspend(comm, flags), "ncclCommSuspend", comm)
-
-    def resume(self) -> None:
-        """End a ``suspend`` (``ncclCommResume``, NCCL 2.29.7)."""
-        comm = self._handle.value or self._gone()
-        errors.check(bindings.ncclCommResume(comm), "ncclCommResume", comm)
-
-    def get_mem_stat(self, stat: CommMemStat) -> int:
-        """Return a statistic of its GPU memory, in bytes (``ncclCommMemStats``, NCCL 2.29.7).
-
-        ``GPU_MEM_SUSPENDED`` is 1 while the communicator is suspended, else 0.
-        """
-        comm = self._handle.value or self._gone()
-        value = c_uint64()
-        errors.check(bindings.ncclCommMemStats(comm, stat, byref(value)), "ncclCommMemStats", comm)
-        return value.value
-
-    def get_async_error(self) -> Result:
-        """Return how the communicator is doing (``ncclCommGetAsyncError``, NCCL 2.4.2)."""
-        if not (self._handle.value or self._gone()):
-            return Result.SUCCESS
-        return Result(self._handle.asynchronous_error())
-
-    def get_last_error(self) -> str:
-        """Return NCCL's account of the last error (``ncclGetLastError``, NCCL 2.13.4)."""
-        return (bindings.ncclGetLastError(self.ptr) or b"").decode(errors="replace")
 
     def finalize(self) -> None:
         """Wait for all work; then only ``destroy`` is left (``ncclCommFinalize``, NCCL 2.14.3).
