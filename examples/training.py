@@ -174,7 +174,7 @@ def check_traffic(comm, args, expected):
         assert abs(sent - formula_bytes) < 1, (operation, sent, formula_bytes)
 
 
-def check_equal(args, losses, weights, alone):
+def check_equal(args, losses, weights, alone, whose="one GPU's"):
     """Print how far training is from training alone; raise where it is too far."""
     alone_losses, alone_weights = alone
     by_loss = np.abs(np.subtract(losses, alone_losses)).max()
@@ -186,7 +186,7 @@ def check_equal(args, losses, weights, alone):
     allowed = TOLERANCE[args.dtype]
     print(f"loss {losses[0]:.4f} at the first step, {losses[-1]:.4f} at the last")
     print(
-        f"from one GPU's training the losses differ by at most {by_loss:.1e}, "
+        f"from {whose} training the losses differ by at most {by_loss:.1e}, "
         f"the weights by {by_weight:.1e} (allowed: {allowed:.0e})"
     )
     assert by_loss <= allowed, "the losses differ"

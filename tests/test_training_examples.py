@@ -23,7 +23,7 @@ def output_of(nranks, name, *arguments):
 
 def differences(output):
     """The largest differences of losses and of weights from one GPU's training."""
-    match = re.search(r"losses differ by at most (\S+), the weights by (\S+) ", output)
+    match = re.search(r"one GPU's .* at most (\S+), the weights by (\S+) ", output)
     assert match, output
     return float(match[1]), float(match[2])
 
@@ -112,6 +112,15 @@ def test_training_by_one_process_equals_one_gpus_on_every_gpu(ngpus):
     assert done.returncode == 0, done.stdout + done.stderr
     assert_equals_one_gpu(done.stdout)
     assert done.stdout.count("losses differ by at most") == ngpus
+
+
+@pytest.mark.parametrize("nranks", [2, 3])
+def test_training_of_a_pytorch_model_equals_gloos_and_one_cpus(nranks):
+    pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+    output = output_of(nranks, "torch_training.py", *EXACT)
+    assert_equals_one_gpu(output)
+    gloo = re.search(r"from gloo DDP's training .* at most (\S+), the weights by (\S+) ", output)
+    assert max(map(float, gloo.groups())) < 1e-10
 
 
 def test_training_goes_on_from_weights_that_another_scheme_saved(tmp_path):
