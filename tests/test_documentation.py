@@ -1,5 +1,6 @@
 """What the documents say of files and programs is so."""
 
+import itertools
 import re
 
 import pytest
@@ -28,12 +29,15 @@ def test_files_that_documents_name_exist(document):
             assert (REPOSITORY / name).exists() or (path / name).exists(), name
 
 
-def test_readme_lists_every_module():
-    package = TREE.partition("    pynccl/")[2].partition("    examples/")[0]
-    listed = set(re.findall(r"^      (\w+\.py|\w+/)", package, re.MULTILINE))
-    there = {path.name for path in (REPOSITORY / "pynccl").glob("[a-z]*.py")}
-    there |= {f"{path.parent.name}/" for path in (REPOSITORY / "pynccl").glob("*/__init__.py")}
-    assert listed == there, f"README.md's tree and pynccl/ differ in {listed ^ there}"
+@pytest.mark.parametrize("folder", ["pynccl", "examples"])
+def test_readme_lists_every_file(folder):
+    listing = TREE.partition(f"    {folder}/")[2]
+    lines = itertools.takewhile(lambda line: line.startswith("      "), listing.splitlines()[1:])
+    listed = {line.split()[0] for line in lines}
+    there = {path.name for path in (REPOSITORY / folder).glob("[a-z]*.py")}
+    there |= {f"{path.parent.name}/" for path in (REPOSITORY / folder).glob("*/*.[cp]*")}
+    there.discard("__pycache__/")
+    assert listed == there, f"README.md's tree and {folder}/ differ in {listed ^ there}"
 
 
 def test_make_targets_that_documents_name_exist():
