@@ -54,6 +54,9 @@ def train(comm, text, args):
             f"{args.data} x {args.pipeline} x {args.tensor} (data, pipeline, tensor) "
             f"is not {comm.nranks} ranks"
         )
+    args.micro = min(args.micro, args.batch // args.data)  # each has a row at least
+    if args.micro == 0:
+        raise SystemExit(f"a batch of {args.batch} rows is too small for {args.data} copies")
     tensor, pipeline, data = axes_of(comm, args)
     with tensor, pipeline, data:
         return train_on(comm, tensor, pipeline, data, text, args)

@@ -99,6 +99,8 @@ def run_step(comm, schedule, pieces, x, y, scale, args):
 
 
 def train(comm, text, args):
+    if args.batch < args.micro:
+        raise SystemExit(f"a batch of {args.batch} rows makes no {args.micro} micro-batches")
     schedule = schedule_of(args, comm.nranks)
     layers, weights = build(training.size_of(args)), training.starting_weights(args)
     if schedule.npieces > len(layers):
