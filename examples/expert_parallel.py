@@ -11,7 +11,7 @@ the block by. A term of the loss keeps the router from choosing the same few. Al
 parallel. Gradients go through the same exchanges the other way.
 
 Communication of a step, for L blocks and N vectors of S bytes on each of n ranks: four all-to-alls
-of at most 2 N S (n-1)/n bytes in each block (there and back, forward and backward), one of a count
+of about 2 N S (n-1)/n bytes in each block (there and back, forward and backward), one of a count
 for each expert, and an all-reduce of the gradients of all but the experts.
 
 Lepikhin et al. 2020, "GShard"; Fedus et al. 2021, "Switch Transformers".
