@@ -9,7 +9,8 @@ Run: mpirun -n 4 python -m mpi4py benchmarks/collectives.py
 """
 
 import argparse
-import os
+import shutil
+import tempfile
 import time
 
 import ml_dtypes
@@ -72,6 +73,8 @@ def with_gloo(gloo, operation, send, recv):
     else:
         send, recv = torch.from_numpy(send), torch.from_numpy(recv)
     rank, size = distributed.get_rank(), distributed.get_world_size()
+    # The name of PyTorch 2.13 on, else the one before.
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
     def exchange():
         sent = distributed.isend(send, (rank + 1) % size)
@@ -80,7 +83,7 @@ def with_gloo(gloo, operation, send, recv):
 
     return {
         "allreduce": lambda: distributed.all_reduce(recv),
-        "allgather": lambda: distributed.all_gather_into_tensor(recv, send),
+        "allgather": lambda: gather(recv, send),
         "broadcast": lambda: distributed.broadcast(recv, 0),
         "sendrecv": exchange,
     }[operation]
@@ -93,10 +96,13 @@ def start_gloo(world):
         from torch import distributed
     except ImportError:
         return None
-    name = world.bcast(f"/tmp/gloo-{os.getpid()}")
+    folder = world.bcast(tempfile.mkdtemp() if world.rank == 0 else None)
     distributed.init_process_group(
-        "gloo", init_method=f"file://{name}", rank=world.rank, world_size=world.size
+        "gloo", init_method=f"file://{folder}/store", rank=world.rank, world_size=world.size
     )
+    world.Barrier()
+    if world.rank == 0:
+        shutil.rmtree(folder)
     return torch, distributed
 
 
