@@ -15,7 +15,7 @@ from pynccl.unique_id import UniqueId, get_unique_id
 if TYPE_CHECKING:
     from pynccl.communicator import Communicator
 
-__all__ = ["from_mpi", "local_place"]
+__all__ = ["check_launcher", "from_mpi", "gather_facts", "local_place", "refusal"]
 
 # Ranks that share one unique id where the library takes several: the bootstrap of a group this
 # size is quick on one root, and its work grows with the size.
@@ -34,7 +34,7 @@ def from_mpi(
     _check_intracommunicator(comm)
     check_launcher(comm)
     problem, facts = _prepare(comm, device, config, timeout, stream)
-    everyone = _allgather(comm, {"problem": problem, **facts})
+    everyone = gather_facts(comm, {"problem": problem, **facts})
     _agree(everyone)
     ids = _spread_ids(comm, facts["version"])
     return cls.init(
@@ -62,11 +62,21 @@ def local_place(comm: Any) -> tuple[int, int]:
     shared = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
     place, size = shared.rank, shared.size
     shared.Free()
-    names = [fact["host"] for fact in _allgather(comm, {"host": _host()})]
+    names = [fact["host"] for fact in gather_facts(comm, {"host": _host()})]
     ranks_here = [rank for rank, name in enumerate(names) if name == names[comm.rank]]
     if len(ranks_here) > size:
         return ranks_here.index(comm.rank), len(ranks_here)
     return place, size
+
+
+def refusal(comm: Any) -> str:
+    """Return why ``from_mpi`` would refuse these ranks; empty where it would not. Collective."""
+    problem, facts = _prepare(comm, None, None, None, None)
+    try:
+        _agree(gather_facts(comm, {"problem": problem, **facts}))
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def check_launcher(comm: Any) -> None:
@@ -207,7 +217,7 @@ def _spread_ids(comm: Any, version: int) -> list[UniqueId]:
     return ids
 
 
-def _allgather(comm: Any, fact: dict[str, Any]) -> list[dict[str, Any]]:
+def gather_facts(comm: Any, fact: dict[str, Any]) -> list[dict[str, Any]]:
     """Gather a small record of every rank, as JSON: nothing is unpickled."""
     import numpy
 

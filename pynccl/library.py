@@ -15,7 +15,17 @@ from pathlib import Path
 from pynccl.errors import NCCLLibraryNotFound, NCCLNotSupported
 from pynccl.types import version_code, version_text
 
-__all__ = ["Candidate", "Library", "backend", "gpu_answers", "load", "require_gpu", "search"]
+__all__ = [
+    "Candidate",
+    "Library",
+    "backend",
+    "driver_problem",
+    "environment_rank",
+    "gpu_answers",
+    "load",
+    "require_gpu",
+    "search",
+]
 
 NAME = "libnccl.so.2"
 OLDEST = "2.18.1"
@@ -92,16 +102,16 @@ def load() -> Library:
         if _loaded is None:
             chosen = backend()
             # Asked before the emulator's driver is there to answer.
-            problem = _driver_problem() if os.environ.get("PYNCCL_BACKEND") == "auto" else ""
+            problem = driver_problem() if os.environ.get("PYNCCL_BACKEND") == "auto" else ""
             _loaded = _load_emulator() if chosen == "emulator" else _load_nccl()
-            if os.environ.get("PYNCCL_BACKEND") == "auto" and _environment_rank() == 0:
+            if os.environ.get("PYNCCL_BACKEND") == "auto" and environment_rank() == 0:
                 print(_choice(_loaded, problem), file=sys.stderr)
     return _loaded
 
 
 def gpu_answers() -> bool:
     """Tell whether a CUDA driver is here and shows this process at least one GPU."""
-    return _driver_problem() == ""
+    return driver_problem() == ""
 
 
 def require_gpu() -> None:
@@ -115,7 +125,7 @@ def require_gpu() -> None:
         import_module("cuda.core")
     if loaded.backend == "emulator":
         return
-    problem = _driver_problem()
+    problem = driver_problem()
     if problem:
         raise NCCLLibraryNotFound(
             f"{problem}; libnccl itself was found: {load().path} "
@@ -180,7 +190,7 @@ def _load_nccl() -> Library:
         _search.append(Candidate(where, path, "loaded"))
         return _opened(cdll, path, "nccl", where)
     tried = "; ".join(f"{c.where}: {c.path}: {c.outcome}" for c in _search)
-    driver = _driver_problem()
+    driver = driver_problem()
     also = f" There is no usable GPU either: {driver}." if driver else ""
     raise NCCLLibraryNotFound(
         f"no {NAME} could be loaded. Looked for it in: {tried}.{also} Install nvidia-nccl-cu13 "
@@ -210,8 +220,8 @@ def _opened(cdll: ctypes.CDLL, path: str, chosen: str, where: str) -> Library:
     return Library(cdll, path, number.value, chosen, where)
 
 
-def _driver_problem() -> str:
-    """Say what is wrong with the CUDA driver; empty where a GPU answers."""
+def driver_problem() -> str:
+    """Return what is wrong with the CUDA driver; empty where a GPU answers."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -227,7 +237,7 @@ def _driver_problem() -> str:
     return f"the CUDA driver shows no GPU (CUDA_VISIBLE_DEVICES is {visible!r})"
 
 
-def _environment_rank() -> int:
+def environment_rank() -> int:
     """Return the rank that the launcher's environment tells; it decides only who prints."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
         value = os.environ.get(name, "")

@@ -10,6 +10,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
     "info": "show versions, paths, GPUs, MPI and environment",
+    "doctor": "tell what would keep a job from running here, and what to do",
     "emulator": "build, look after and run programs on the CPU emulator",
     "perf": "measure NCCL's operations, with nccl-tests' options and columns",
 }

@@ -104,7 +104,7 @@ class Job:
         ]
         if self._mpi is None:
             return mine
-        everyone = bootstrap._allgather(self._mpi, {"ranks": mine})
+        everyone = bootstrap.gather_facts(self._mpi, {"ranks": mine})
         return [rank for process in everyone for rank in process["ranks"]]
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class Job:
             )
         everyone = [{"problem": problem}]
         if self._mpi is not None:
-            everyone = bootstrap._allgather(self._mpi, everyone[0])
+            everyone = bootstrap.gather_facts(self._mpi, everyone[0])
         for fact in everyone:
             if fact["problem"]:
                 raise RuntimeError(fact["problem"])
