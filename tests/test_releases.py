@@ -90,7 +90,7 @@ def ranks_do(comm):
     refused(comm.get_unique_id, "ncclCommGetUniqueId", "2.29.2")
     refused(lambda: comm.signal(0), "ncclSignal", "2.29.2")
     refused(lambda: comm.split(0, config=pynccl.Config(traffic_class=1)), "trafficClass", "2.26.2")
-    refused(lambda: comm.allreduce(comm.empty(4, "float8_e4m3fn")), "float8", "2.24.3")
+    refused(lambda: comm.allreduce(comm.empty(4, "float8_e4m3fn")), "ncclFloat8e4m3", "2.24.3")
     refused(comm.suspend, "ncclCommSuspend", "2.29.7")
     with comm.split(0, config=pynccl.Config(split_share=True, blocking=True)) as part:
         part.allreduce(part.asarray(numpy.ones(4))).get()
