@@ -228,3 +228,24 @@ def test_a_killed_process_leaves_no_file_and_no_lock(tmp_path):
     process.stdout.close()
     assert shared_memory() == before
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_timeout_holds_behind_a_host_function_that_blocks():
+    program = """
+import ctypes, time
+from cuda.bindings import driver
+import pynccl
+comm = pynccl.Communicator.init(1, 0, pynccl.get_unique_id(), device=0)
+sleep = ctypes.CDLL(None).usleep
+seconds = ctypes.cast(sleep, ctypes.c_void_p).value
+for _ in range(5):
+    assert driver.cuLaunchHostFunc(0, seconds, 400_000)[0] == 0  # usleep(0.4 s), without Python
+    start = time.monotonic()
+    try:
+        comm.synchronize(timeout=0.05)
+    except TimeoutError:
+        print(time.monotonic() - start < 0.35)
+    comm.synchronize()
+comm.destroy()
+"""
+    assert python(program).stdout.split() == ["True"] * 5

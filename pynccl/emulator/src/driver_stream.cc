@@ -181,7 +181,7 @@ CU_API CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, 
     stream.enqueue([callback, handle, data] {
       const InHostFunction scope;
       callback(handle, CUDA_SUCCESS, data);
-    });
+    }, WorkKind::host);
     return CUDA_SUCCESS;
   });
 }

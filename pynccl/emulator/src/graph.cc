@@ -93,7 +93,7 @@ void GraphExecution::launch(Stream& stream) {
     for (const Mark& mark : node->after_enqueued) stream.wait_for(mark);
   }
   if (lanes_.empty()) {
-    last_launch_ = stream.enqueue([graph = graph_] { run_in_order(*graph); });
+    last_launch_ = stream.enqueue([graph = graph_] { run_in_order(*graph); }, WorkKind::host);
   } else {
     launch_lanes(stream);
   }
@@ -115,7 +115,7 @@ void GraphExecution::launch_lanes(Stream& stream) {
     if (node->work == nullptr) {
       launched[node.get()] = lane.tail();
     } else {
-      launched[node.get()] = lane.enqueue([work = node->work] { (*work)(); });
+      launched[node.get()] = lane.enqueue([work = node->work] { (*work)(); }, WorkKind::host);
     }
   }
   for (const auto& lane : lanes_) stream.wait_for(lane->tail());

@@ -138,7 +138,7 @@ std::vector<Mark> Stream::implicitly_after() const {
 Mark Stream::enqueue(std::function<void()> work, WorkKind kind) {
   Mark mark;
   if (capturing() && capture(work, kind, &mark)) return mark;
-  return push(Item{std::move(work), implicitly_after()});
+  return push(Item{std::move(work), implicitly_after(), nullptr, kind});
 }
 
 Mark Stream::enqueue_steps(std::function<void()> work, std::function<bool(bool)> step) {
@@ -277,7 +277,7 @@ bool Stream::wait_until(std::uint64_t position, const Deadline* deadline) {
   while (!has_run(position)) {
     if (deadline != nullptr && std::chrono::steady_clock::now() >= *deadline) break;
     if (waiter_can_run()) {
-      run(lock, position);
+      run(lock, position, deadline != nullptr);
       continue;
     }
     if (blocked_) {
@@ -306,10 +306,15 @@ bool Stream::wait_until(std::uint64_t position, const Deadline* deadline) {
   return has_run(position);
 }
 
-void Stream::run(std::unique_lock<std::mutex>& lock, std::uint64_t until) {
+void Stream::run(std::unique_lock<std::mutex>& lock, std::uint64_t until, bool hurried) {
   executing_ = true;
   while (!queue_.empty() && !has_run(until)) {
     if (find_blocked(lock)) break;
+    // Nobody knows how long a user's function or graph takes: not for a thread with a deadline.
+    if (hurried && queue_.front().kind == WorkKind::host) {
+      for_worker_ = true;
+      break;
+    }
     if (!run_first(lock, until == everything)) break;
     finish_item(lock);
   }

@@ -96,6 +96,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
     std::function<void()> work;
     std::vector<Mark> after;
     std::function<bool(bool may_block)> step = nullptr;
+    WorkKind kind = WorkKind::kernel;
   };
 
   Stream(int device, StreamKind kind, int priority);
@@ -110,7 +111,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   bool wait_until(std::uint64_t position, const Deadline* deadline);
 
   // With the lock held.
-  void run(std::unique_lock<std::mutex>& lock, std::uint64_t until);
+  void run(std::unique_lock<std::mutex>& lock, std::uint64_t until, bool hurried = false);
   bool run_first(std::unique_lock<std::mutex>& lock, bool may_block);
   bool find_blocked(std::unique_lock<std::mutex>& lock);
   void finish_item(std::unique_lock<std::mutex>& lock);
