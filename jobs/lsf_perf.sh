@@ -1,0 +1,20 @@
+#!/bin/bash
+#BSUB -J pynccl-perf
+#BSUB -n 8
+#BSUB -R "span[ptile=4]"
+#BSUB -gpu "num=4/host"
+#BSUB -W 00:15
+# Measures the all-reduce on all GPUs of the job.
+set -euo pipefail
+
+# The site's values: how MPI and NCCL come in, and the environment that has pynccl.
+modules=${modules:-}            # such as "openmpi nccl"; empty where nothing is loaded
+environment=${environment:-.venv}
+
+# shellcheck disable=SC2086  # several words
+[ -z "$modules" ] || module load $modules
+# shellcheck disable=SC1091
+. "$environment/bin/activate"
+export PYNCCL_BACKEND=${PYNCCL_BACKEND:-nccl}
+
+mpirun -n "$LSB_DJOB_NUMPROC" python -m mpi4py -m pynccl perf all_reduce -b 8 -e 128M -f 2

@@ -1,0 +1,20 @@
+#!/bin/bash
+#SBATCH --job-name=pynccl-doctor
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --time=00:05:00
+# Compares the ranks of a job of this size, and tells what would keep one from running.
+set -euo pipefail
+
+# The site's values: how MPI and NCCL come in, and the environment that has pynccl.
+modules=${modules:-}            # such as "openmpi nccl"; empty where nothing is loaded
+environment=${environment:-.venv}
+
+# shellcheck disable=SC2086  # several words
+[ -z "$modules" ] || module load $modules
+# shellcheck disable=SC1091
+. "$environment/bin/activate"
+export PYNCCL_BACKEND=${PYNCCL_BACKEND:-nccl}
+
+mpirun -n "$SLURM_NTASKS" python -m mpi4py -m pynccl doctor

@@ -1,0 +1,20 @@
+#!/bin/bash
+#SBATCH --job-name=pynccl-train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --time=00:30:00
+# Trains a classifier, data-parallel, and compares it with the same training by one rank.
+set -euo pipefail
+
+# The site's values: how MPI and NCCL come in, and the environment that has pynccl.
+modules=${modules:-}            # such as "openmpi nccl"; empty where nothing is loaded
+environment=${environment:-.venv}
+
+# shellcheck disable=SC2086  # several words
+[ -z "$modules" ] || module load $modules
+# shellcheck disable=SC1091
+. "$environment/bin/activate"
+export PYNCCL_BACKEND=${PYNCCL_BACKEND:-nccl}
+
+mpirun -n "$SLURM_NTASKS" python -m mpi4py examples/data_parallel.py
