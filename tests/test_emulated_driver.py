@@ -47,7 +47,7 @@ def result_of(function, *arguments):
 
 
 def run_python(program, **environment):
-    """Runs a program in a fresh process, the emulator loaded, and returns what it printed as JSON."""
+    """Runs a program in a fresh process on the emulator; returns what it printed as JSON."""
     prelude = (
         "import json, pynccl.library; pynccl.library.load()\n"
         "from cuda.bindings import driver\n"

@@ -102,7 +102,7 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 def any_values(random: np.random.Generator, dtype: np.dtype, count: int) -> np.ndarray:
-    """Every kind of value: random bits for half of the elements, values that do not overflow else."""
+    """Every kind of value: half of the elements random bits, the others not overflowing."""
     values = random.integers(0, 256, (count, dtype.itemsize), np.uint8).view(dtype)[:, 0]
     if not is_float(dtype):
         return values
@@ -159,7 +159,8 @@ def test_reduction_rounds_each_step_in_source_order(
             assert source.tobytes() == value.tobytes()
 
         last = nsources - 1
-        reduce(kernels, op, sources, scalars, [apart[0], sources[last], sources[0]][:2 + (last > 0)])
+        targets = [apart[0], sources[last], sources[0]][:2 + (last > 0)]
+        reduce(kernels, op, sources, scalars, targets)
         for destination in (apart[0], sources[last], sources[0]):
             assert_same_bits(destination, expected)
             assert (guards(destination) == GUARD).all()
