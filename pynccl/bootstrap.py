@@ -124,9 +124,11 @@ def _prepare(
 ) -> tuple[str, dict[str, Any]]:
     """Return what keeps this rank from going on, if anything, and what the others must know."""
     place, _ = local_place(comm)
-    facts: dict[str, Any] = {"host": _host(), "device": -1, "gpu": "", "version": 0, "shown": ""}
+    facts: dict[str, Any] = {"host": _host(), "device": -1, "gpu": "", "version": 0}
+    facts.update(backend="", shown="")
     try:
-        facts["version"] = library.load().version
+        loaded = library.load()
+        facts["version"], facts["backend"] = loaded.version, loaded.backend
         library.require_gpu()
         facts["device"], facts["gpu"] = _choose_gpu(place, device)
         facts["shown"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -179,6 +181,12 @@ def _agree(everyone: list[dict[str, Any]]) -> None:
             if fact["version"] != everyone[0]["version"] or rank == 0
         )
         raise RuntimeError(f"the ranks have different releases of NCCL: {told}")
+    hosts = sorted({fact["host"] for fact in everyone})
+    if len(hosts) > 1 and everyone[0]["backend"] == "emulator":
+        raise RuntimeError(
+            f"the emulator connects ranks of one host only, and these are on {', '.join(hosts)}: "
+            "start all ranks on one host, or use GPUs (PYNCCL_BACKEND=nccl)"
+        )
     owners: dict[tuple[str, str], list[int]] = {}
     for rank, fact in enumerate(everyone):
         owners.setdefault((fact["host"], fact["gpu"]), []).append(rank)
