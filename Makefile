@@ -25,7 +25,7 @@ BIN := $(VENV)/bin
 COMMA := ,
 EXTRA_MPI := $(if $(filter-out system,$(MPI)),$(COMMA)$(MPI))
 MPIRUN = MPIEXEC_TIMEOUT=$(MPI_TIMEOUT) $(if $(filter system,$(MPI)),mpirun,$(BIN)/mpirun)
-SCRIPTS = $(shell grep -lE '^.!.*sh$$' .ci/* scripts/*)
+SCRIPTS = $(shell grep -lE '^.!.*sh$$' .ci/* scripts/* jobs/* tests/cluster/*)
 # With the reasons of what was skipped.
 PYTEST = $(BIN)/python -m pytest -q -rfEs
 
@@ -53,6 +53,7 @@ demo: $(VENV)/ready-examples $(VENV)/ready-emulator
 test: test-single test-mpi test-mpich test-python
 
 test-single: $(VENV)/ready-test
+	scripts/install_slurm
 	@echo "== the tests of one process"
 	$(PYTEST) tests --ignore=tests/mpi $(PYTEST_ARGS)
 

@@ -10,6 +10,7 @@ set -euo pipefail
 # The site's values: how MPI and NCCL come in, and the environment that has pynccl.
 modules=${modules:-}            # such as "openmpi nccl"; empty where nothing is loaded
 environment=${environment:-.venv}
+options=${options:--b 8 -e 128M -f 2}    # python -m pynccl perf all_reduce --help
 
 # shellcheck disable=SC2086  # several words
 [ -z "$modules" ] || module load $modules
@@ -17,4 +18,5 @@ environment=${environment:-.venv}
 . "$environment/bin/activate"
 export PYNCCL_BACKEND=${PYNCCL_BACKEND:-nccl}
 
-mpirun -n "$SLURM_NTASKS" python -m mpi4py -m pynccl perf all_reduce -b 8 -e 128M -f 2
+# shellcheck disable=SC2086  # several words
+mpirun -n "$SLURM_NTASKS" python -m mpi4py -m pynccl perf all_reduce $options
