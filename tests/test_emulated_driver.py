@@ -13,7 +13,6 @@ import time
 
 import numpy as np
 import pytest
-from helpers.processes import python
 
 import pynccl.library
 
@@ -250,19 +249,16 @@ def test_without_a_current_context_calls_that_need_one_say_so(context):
 
 
 def test_primary_context_counts_its_retains():
-    # Of a process of its own: here other tests may hold any GPU's context.
+    # In a process of its own: here other tests may hold any GPU's context.
     program = """
-import pynccl.library
-pynccl.library.load()
-from cuda.bindings import driver
 driver.cuInit(0)
 told = [driver.cuDevicePrimaryCtxGetState(2), driver.cuDevicePrimaryCtxRetain(2)[:1],
         driver.cuDevicePrimaryCtxGetState(2), driver.cuDevicePrimaryCtxRelease(2),
         driver.cuDevicePrimaryCtxRelease(2)]
-print([[int(part) for part in answer] for answer in told])
+print(json.dumps([[int(part) for part in answer] for answer in told]))
 """
     invalid = int(Result.CUDA_ERROR_INVALID_CONTEXT)
-    assert python(program).stdout == f"[[0, 0, 0], [0], [0, 0, 1], [0], [{invalid}]]\n"
+    assert run_python(program) == [[0, 0, 0], [0], [0, 0, 1], [0], [invalid]]
 
 
 def test_functions_that_are_not_emulated_are_named():
