@@ -1,5 +1,6 @@
 #!/bin/bash
 #PBS -N pynccl-doctor
+#PBS -j oe
 #PBS -l select=2:ncpus=4:mpiprocs=4:ngpus=4
 #PBS -l walltime=00:05:00
 # Compares the ranks of a job of this size, and tells what would keep one from running.

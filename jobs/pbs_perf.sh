@@ -1,5 +1,6 @@
 #!/bin/bash
 #PBS -N pynccl-perf
+#PBS -j oe
 #PBS -l select=2:ncpus=4:mpiprocs=4:ngpus=4
 #PBS -l walltime=00:15:00
 # Measures the all-reduce on all GPUs of the job.

@@ -1,5 +1,6 @@
 #!/bin/bash
 #PBS -N pynccl-train
+#PBS -j oe
 #PBS -l select=2:ncpus=4:mpiprocs=4:ngpus=4
 #PBS -l walltime=00:30:00
 # Trains a classifier, data-parallel, and compares it with the same training by one rank.

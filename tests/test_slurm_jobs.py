@@ -83,6 +83,7 @@ def test_pbs_script_runs_through_slurms_qsub(slurm):
     if shutil.which("qsub") is None:
         pytest.skip("needs qsub: scripts/install_slurm, as root")
     slurm.environment["ranks"] = "2"
-    status, output = slurm.run("qsub", "pbs_doctor.sh", "-V", "-l", "nodes=1:ppn=2")
+    options = ["-V", "-l", "nodes=1:ppn=2", "-e", "/dev/null"]
+    status, output = slurm.run("qsub", "pbs_doctor.sh", *options)
     assert "0 problems, 0 warnings: emulator backend, 2 processes on 1 host" in output
     assert status == 0
