@@ -62,7 +62,7 @@ test-mpi: test-1 test-2 test-3 test-4
 # The tests in tests/mpi on so many ranks.
 test-%: $(VENV)/ready-ranks $(VENV)/ready-emulator
 	@echo "== tests/mpi on $* ranks ($(MPI))"
-	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q -p no:cacheprovider --with-mpi \
+	$(MPIRUN) -n $* $(BIN)/python -m mpi4py -m pytest -q -rfEs -p no:cacheprovider --with-mpi \
 	    tests/mpi $(PYTEST_ARGS) </dev/null
 
 # The same under another MPI.
