@@ -138,6 +138,8 @@ class Embedding:
 class Attention:
     """x + attention(normalize(x))"""
 
+    attend, attend_backward = staticmethod(attend), staticmethod(attend_backward)
+
     def __init__(self, size, split=WHOLE):
         heads = length(part_of(size.heads, split.rank, split.nranks))
         self.heads, self.split = heads, split
@@ -153,7 +155,7 @@ class Attention:
         y = self.split.enter(y)
         batch, places, width = y.shape
         qkv = (y @ p["qkv"].reshape(width, -1)).reshape(batch, places, 3, self.heads, -1)
-        a, kept = attend(xp, *qkv.transpose(2, 0, 3, 1, 4))
+        a, kept = self.attend(xp, *qkv.transpose(2, 0, 3, 1, 4))
         a = a.transpose(0, 2, 1, 3).reshape(batch, places, -1)
         return x + self.split.leave(a @ p["out"].reshape(-1, width)), (norm, kept, a)
 
@@ -164,7 +166,7 @@ class Attention:
         batch, places, width = dy.shape
         dout = outer(xp, a, dy).reshape(p["out"].shape)
         da = (dy @ p["out"].reshape(-1, width).T).reshape(batch, places, self.heads, -1)
-        dqkv = xp.stack(attend_backward(xp, kept, da.transpose(0, 2, 1, 3)))
+        dqkv = xp.stack(self.attend_backward(xp, kept, da.transpose(0, 2, 1, 3)))
         dqkv = dqkv.transpose(1, 3, 0, 2, 4).reshape(batch, places, -1)
         matrix = outer(xp, y, dqkv).reshape(p["qkv"].shape)
         dy = self.split.enter_backward(dqkv @ p["qkv"].reshape(width, -1).T)

@@ -55,6 +55,14 @@ def test_sequence_parallel_training_equals_one_gpus_and_keeps_less(nranks):
     assert int(here) < int(others)
 
 
+@pytest.mark.parametrize("nranks", [2, 3, 4])
+def test_training_with_ring_attention_equals_one_gpus_and_keeps_less(nranks):
+    output = output_of(nranks, "ring_attention.py", *EXACT)
+    assert_equals_one_gpu(output)
+    here, others = re.search(r"keep (\d+) kB on a rank; one GPU's (\d+) kB", output).groups()
+    assert int(here) * nranks < int(others)
+
+
 @pytest.mark.parametrize(
     ("nranks", "schedule"),
     [(2, "gpipe"), (2, "interleaved"), (3, "1f1b"), (3, "interleaved"), (4, "1f1b")],

@@ -7,6 +7,7 @@ source in its docstring. The programs in ``examples`` are made of these.
 from pynccl.parallel.buckets import GradientBuckets
 from pynccl.parallel.dispatch import Dispatch, places_in_order
 from pynccl.parallel.functional import all_gathered, all_reduced, reduce_scattered, staged
+from pynccl.parallel.ring import RingAttention
 from pynccl.parallel.schedules import (
     Action,
     Schedule,
@@ -31,6 +32,7 @@ __all__ = [
     "Dispatch",
     "FlatLayout",
     "GradientBuckets",
+    "RingAttention",
     "Schedule",
     "SequenceParallel",
     "ShardedLayers",
