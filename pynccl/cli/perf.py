@@ -17,8 +17,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     command_line.add_arguments(parser)
     parser.epilog = (
         "mpirun -n N python -m mpi4py -m pynccl perf all_reduce -b 8 -e 128M -f 2 measures N "
-        "processes with a GPU each; -g G gives each process G GPUs. The exit status is 0 where all results were "
-        "right, 1 where not, 2 where the measurement could not be made."
+        "processes with a GPU each; -g G gives each process G GPUs. The exit status is 0 where all "
+        "results were right, 1 where not, 2 where the measurement could not be made."
     )
 
 
