@@ -240,6 +240,7 @@ def _link(compiler: str, objects: list[Path], target: Path, others: list[str]) -
 def _exports(release: str, building: Path) -> Path:
     """Write the linker's list of what libnccl shows: the functions that the release has."""
     have = [name for name, row in FUNCTIONS.items() if _has(row.since, release)]
+    have += ["pynccl_call_site", "pynccl_comm_progress"]
     script = building / "exports"
     script.write_text("{ global: " + " ".join(f"{name};" for name in have) + " local: *; };\n")
     return script

@@ -64,6 +64,7 @@ void Communicator::contribute(Operation operation, std::uint64_t number, bool sm
   }
   Contribution& contribution = region_->contribution(place, rank_);
   contribution.call = operation;
+  copy_site(contribution.site, operation.site);
   contribution.send = reinterpret_cast<std::uintptr_t>(operation.send);
   contribution.receive = reinterpret_cast<std::uintptr_t>(operation.receive);
   std::memcpy(contribution.scalar, operation.scalar, sizeof operation.scalar);
@@ -81,7 +82,7 @@ void Communicator::come_to(SharedWord& word, std::uint64_t step, std::uint32_t t
   if (word.add(1) == target) word.wake_all();
 }
 
-Outcome Communicator::meet(SharedWord& word, std::uint64_t step, const Call& call,
+Outcome Communicator::meet(SharedWord& word, std::uint64_t step, const Operation& call,
                            const Progress& progress) {
   const bool arrival = step % 2 == 1;
   const int place = static_cast<int>((step - 1) / 2 % 2);
@@ -90,8 +91,8 @@ Outcome Communicator::meet(SharedWord& word, std::uint64_t step, const Call& cal
       word, [&] { return static_cast<std::int32_t>(word.value.load() - target) >= 0; },
       [&](int r) { return region_->rank(r).meetings.load() < step; },
       [&] {
-        return format("operation %llu (%s)", static_cast<unsigned long long>((step + 1) / 2),
-                      describe(call).c_str());
+        return format("operation %llu (%s)%s", static_cast<unsigned long long>((step + 1) / 2),
+                      describe(call).c_str(), at(call.site).c_str());
       },
       progress.may_block ? Patience::endless : Patience::short_of);
 }
@@ -107,7 +108,8 @@ bool Communicator::same_everywhere(int meeting) {
   if (same) return true;
   std::map<std::string, std::string> ranks_doing;
   for (int r = 0; r < nranks_; ++r) {
-    std::string& ranks = ranks_doing[describe(region_->contribution(meeting, r).call)];
+    const Contribution& contribution = region_->contribution(meeting, r);
+    std::string& ranks = ranks_doing[describe(contribution.call) + at(contribution.site.text)];
     ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
   }
   std::string text = format("the ranks differ in operation %llu:",

@@ -174,6 +174,7 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
   const std::shared_ptr<Stream>& first = streams.front();
   for (std::size_t i = 1; i < streams.size(); ++i) first->wait_for(streams[i]->tail());
   if (last_work_.stream != nullptr && last_work_.stream != first) first->wait_for(last_work_);
+  note_issued(operations);
   const auto work = std::make_shared<const std::vector<Operation>>(std::move(operations));
   const auto progress = std::make_shared<Progress>();
   last_work_ = first->enqueue_steps(
@@ -186,6 +187,14 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
       });
   for (std::size_t i = 1; i < streams.size(); ++i) streams[i]->wait_for(last_work_);
   return ncclSuccess;
+}
+
+// What the others are told of a rank that does not come.
+void Communicator::note_issued(const std::vector<Operation>& operations) {
+  RankRecord& mine = region_->rank(rank_);
+  mine.last_call = operations.back();
+  copy_site(mine.last_site, operations.back().site);
+  mine.issued.store(issued_ += operations.size(), std::memory_order_release);
 }
 
 void Communicator::wait_for_work() {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nccl_abi.h"
@@ -71,6 +72,13 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   static std::shared_ptr<Communicator> create(int device, const Settings& settings);
   // The live communicator of the handle. Null with last_error() for any other value.
   static std::shared_ptr<Communicator> find(ncclComm_t handle);
+  // Where whoever issues the next operation leaves the text of its place; see pynccl_call_site.
+  const char** site_cell() { return &site_; }
+  const char* take_site() { return std::exchange(site_, nullptr); }
+  // Operations given to it, and those that are done.
+  std::uint64_t issued() const { return issued_.load(); }
+  std::uint64_t completed() const { return completed_.load(); }
+
   ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
   // After this find() knows the handle no more.
   void forget();
@@ -130,6 +138,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t check_devices();
   ncclResult_t take_memory();
   void give_back(void*& memory);
+  void note_issued(const std::vector<Operation>& operations);
   void wait_for_work();
   ncclResult_t quiesce();
 
@@ -144,7 +153,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Outcome collective(const Operation& operation, Progress& progress);
   void contribute(Operation operation, std::uint64_t number, bool small);
   void come_to(SharedWord& word, std::uint64_t step, std::uint32_t target);
-  Outcome meet(SharedWord& word, std::uint64_t step, const Call& call, const Progress& progress);
+  Outcome meet(SharedWord& word, std::uint64_t step, const Operation& call, const Progress& progress);
   bool same_everywhere(int meeting);
   bool share(const Operation& operation, int meeting, bool small);
   bool share_reduction(const Operation& operation, int meeting, bool small);
@@ -182,6 +191,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int rank_ = 0;
   std::shared_ptr<Region> region_;
   std::vector<Member> expected_;
+  const char* site_ = nullptr;
+  std::atomic<std::uint64_t> issued_{0};
+  std::atomic<std::uint64_t> completed_{0};
   std::mutex mutex_;  // launch, and what it reads
   Mark last_work_;
   bool finalized_ = false;

@@ -44,6 +44,7 @@ ncclResult_t read_op(const Communicator& communicator, const std::vector<CustomO
 // Checks what all operations have in common and gives the operation to its communicator.
 ncclResult_t issue(const std::shared_ptr<Communicator>& communicator, Operation operation,
                    cudaStream_t stream, cudaEvent_t launched = nullptr) {
+  operation.site = communicator->take_site();
   if (operation.root < 0 || operation.root >= communicator->nranks()) {
     return fail(ncclInvalidArgument,
                 "%s %d of the %s is out of range: the communicator has %d ranks",
@@ -209,6 +210,23 @@ NCCL_FUNCTION const char* ncclGetLastError(ncclComm_t comm) {
     text = communicator->error_text();
   }
   return text.c_str();
+}
+
+// Not of NCCL: a cell that belongs to the communicator. Who writes the address of a text into it,
+// such as "train.py:42", before a call that gives the communicator an operation, will find it in
+// the messages of all ranks. The text must live as long as the process.
+NCCL_FUNCTION const char** pynccl_call_site(ncclComm_t comm) {
+  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
+  return communicator == nullptr ? nullptr : communicator->site_cell();
+}
+
+// Not of NCCL: how many operations the communicator was given, and how many of them are done.
+NCCL_FUNCTION ncclResult_t pynccl_comm_progress(ncclComm_t comm, unsigned long long counts[2]) {
+  const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
+  if (communicator == nullptr) return ncclInvalidArgument;
+  counts[0] = communicator->issued();
+  counts[1] = communicator->completed();
+  return ncclSuccess;
 }
 
 NCCL_FUNCTION ncclResult_t ncclGroupStart() {

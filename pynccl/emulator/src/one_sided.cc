@@ -27,7 +27,7 @@ Outcome Communicator::wait_for_signal(const Operation& operation, bool may_block
   };
   const Outcome outcome = wait(
       region_->rank(rank_).bell, enough, [&](int r) { return r == peer && !enough(); },
-      [&] { return describe(operation); },
+      [&] { return describe(operation) + at(operation.site); },
       may_block ? Patience::endless : Patience::short_of);
   if (outcome == Outcome::ready) taken += static_cast<std::uint32_t>(operation.signal_count);
   return outcome;

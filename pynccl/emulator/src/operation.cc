@@ -1,5 +1,7 @@
 #include "operation.h"
 
+#include <cstring>
+
 #include "error.h"
 
 namespace emu {
@@ -50,6 +52,15 @@ std::string describe(const Call& call) {
   if (outgoing) text += format(" to rank %d", call.root);
   if (call.kind == Kind::receive) text += format(" from rank %d", call.root);
   return text;
+}
+
+std::string at(const char* site) {
+  return site == nullptr || *site == '\0' ? std::string() : std::string(" at ") + site;
+}
+
+void copy_site(Site& to, const char* site) {
+  to.text[0] = '\0';
+  if (site != nullptr) std::strncpy(to.text, site, sizeof to.text - 1);
 }
 
 std::size_t send_bytes(const Call& call, int rank, int nranks) {

@@ -39,6 +39,11 @@ struct Call {
   int signal_count;  // of signals waited for
 };
 
+// Where a call came from, "train.py:42", as the ranks tell each other; empty where nobody said.
+struct Site {
+  char text[104];
+};
+
 // What one rank asked for, in its own addresses.
 struct Operation : Call {
   const void* send;
@@ -50,6 +55,7 @@ struct Operation : Call {
   std::shared_ptr<Window> window;
   std::size_t offset;
   int signal_place;
+  const char* site;  // text that outlives the process's communicators, or null
 };
 
 const char* name_of(Kind kind);
@@ -63,6 +69,9 @@ bool has_root(Kind kind);
 
 // As a person would write it: "all-reduce of 1024 float32, sum".
 std::string describe(const Call& call);
+// " at train.py:42", or nothing.
+std::string at(const char* site);
+void copy_site(Site& to, const char* site);
 
 // Bytes that `rank` of `nranks` reads from its send buffer, and writes to its receive buffer.
 std::size_t send_bytes(const Call& call, int rank, int nranks);

@@ -22,6 +22,10 @@ std::size_t bytes_of(const Operation& operation) {
   return operation.count * size_of(operation.type);
 }
 
+std::string with_site(const Operation& operation) {
+  return describe(operation) + at(operation.site);
+}
+
 bool reached(std::uint32_t count, std::uint32_t target) {
   return static_cast<std::int32_t>(count - target) >= 0;
 }
@@ -45,7 +49,8 @@ void Communicator::post_sends(Exchange& exchange) {
       const Operation& operation = *flow.operations[flow.next];
       queue.posts[posted % post_depth] = {reinterpret_cast<std::uintptr_t>(operation.send),
                                           bytes_of(operation), operation.count,
-                                          static_cast<int>(operation.type)};
+                                          static_cast<int>(operation.type), {}};
+      copy_site(queue.posts[posted % post_depth].site, operation.site);
       queue.posted.store(++posted, std::memory_order_release);
     }
     flow.expected = posted;
@@ -63,11 +68,11 @@ bool Communicator::take_posts(Exchange& exchange) {
       const Post& post = queue.posts[received % post_depth];
       if (post.bytes != bytes_of(operation)) {
         report(ncclInvalidUsage,
-               format("rank %d sends %llu %s to rank %d, which receives %zu %s: both sides must "
-                      "name the same size",
+               format("rank %d sends %llu %s to rank %d%s, which receives %zu %s%s: both sides "
+                      "must name the same size",
                       flow.peer, static_cast<unsigned long long>(post.count),
-                      name_of(static_cast<Type>(post.type)), rank_, operation.count,
-                      name_of(operation.type)));
+                      name_of(static_cast<Type>(post.type)), rank_, at(post.site.text).c_str(),
+                      operation.count, name_of(operation.type), at(operation.site).c_str()));
         return false;
       }
       if (post.bytes != 0) {
@@ -98,10 +103,10 @@ Outcome Communicator::exchange(Exchange& exchange, bool may_block) {
   };
   const auto doing = [&] {
     for (const Flow& flow : exchange.receives) {
-      if (!received(flow)) return describe(*flow.operations[flow.next]);
+      if (!received(flow)) return with_site(*flow.operations[flow.next]);
     }
     for (const Flow& flow : exchange.sends) {
-      if (!sent(flow)) return describe(*flow.operations.front());
+      if (!sent(flow)) return with_site(*flow.operations.front());
     }
     return std::string("point-to-point operations");
   };

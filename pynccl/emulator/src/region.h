@@ -57,6 +57,10 @@ struct alignas(64) RankRecord {
   // Agreements that this rank has come to. What it says in one stays until all have come to the
   // next, hence two places.
   std::atomic<std::uint32_t> agreements;
+  // The last operation given to it, and how many were.
+  std::atomic<std::uint64_t> issued;
+  Call last_call;
+  Site last_site;
   Statement statements[2];
   // The unique id of a new communicator for others of this one, and in which agreement it was given.
   SharedWord letter_number;
@@ -69,6 +73,7 @@ struct Contribution {
   std::uint64_t send;
   std::uint64_t receive;
   unsigned char scalar[largest_element];
+  Site site;
 };
 
 // Where the ranks meet for a collective. Two are used in turn: a rank comes to one only when all
@@ -83,6 +88,7 @@ struct Post {
   std::uint64_t bytes;
   std::uint64_t count;
   int type;
+  Site site;
 };
 
 // Signals that one rank has sent another, by context and index.

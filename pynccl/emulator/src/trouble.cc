@@ -6,6 +6,19 @@
 
 namespace emu {
 
+namespace {
+
+// What a rank did last, as a part of a sentence.
+std::string last_of(const RankRecord& rank) {
+  const std::uint64_t issued = rank.issued.load(std::memory_order_acquire);
+  if (issued == 0) return " before its first operation";
+  return format(" after %llu operation%s, the last: %s%s",
+                static_cast<unsigned long long>(issued), issued == 1 ? "" : "s",
+                describe(rank.last_call).c_str(), at(rank.last_site.text).c_str());
+}
+
+}  // namespace
+
 bool Communicator::cannot_go_on() {
   if (revoked_.load()) return true;
   if (region_->failed()) {
@@ -38,7 +51,7 @@ bool Communicator::look_for_lost_ranks(const Missing& missing, const Doing& doin
     // What it did last may have been what was waited for.
     if (why.empty() || !missing(r)) continue;
     const std::string text =
-        format("%s while rank %d waits for it in %s", why.c_str(), rank_, doing().c_str());
+        format("%s, and rank %d waits for it in %s", why.c_str(), rank_, doing().c_str());
     report(ncclRemoteError, text);
     fail(ncclRemoteError, "%s", text.c_str());
     return true;
@@ -51,7 +64,8 @@ std::string Communicator::why_lost(int rank) {
   const RankRecord& record = region_->rank(rank);
   const RegionHeader& header = region_->header();
   const auto says = [&](const char* what) {
-    return format("rank %d (process %d) has %s", rank, record.pid, what);
+    return format("rank %d (process %d) has %s%s", rank, record.pid, what,
+                  last_of(record).c_str());
   };
   switch (record.state.load(std::memory_order_acquire)) {
     case RankState::absent:

@@ -16,6 +16,7 @@ bool Communicator::advance(const std::vector<Operation>& operations, Progress& p
   if (outcome == Outcome::ready) outcome = work(operations, progress);
   if (outcome == Outcome::later) return false;
   if (progress.begun) running_.store(false);
+  if (outcome == Outcome::ready) completed_ += operations.size();
   return true;
 }
 
