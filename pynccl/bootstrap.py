@@ -1,25 +1,30 @@
-"""From MPI to a communicator: unique ids, the rank's GPU, and agreement on failure."""
+"""From MPI to a communicator: agreement on who goes on, and unique ids."""
 
 from __future__ import annotations
 
-import json
 import os
-import socket
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from pynccl import library
 from pynccl.config import check_settings
+from pynccl.placement import choose_gpu, emulator_hint, gather_facts, local_place, node_of
 from pynccl.types import UNIQUE_ID_BYTES, version_code, version_text
 from pynccl.unique_id import UniqueId, get_unique_id
 
 if TYPE_CHECKING:
     from pynccl.communicator import Communicator
 
-__all__ = ["check_launcher", "from_mpi", "gather_facts", "local_place", "refusal"]
+__all__ = ["RANKS_PER_ID", "check_launcher", "from_mpi", "gather_facts", "local_place", "refusal"]
 
-# Ranks that share one unique id where the library takes several: the bootstrap of a group this
-# size is quick on one root, and its work grows with the size.
+# Ranks that share one unique id where the library takes several (NCCL 2.23.4). The rank that made
+# an id accepts a connection from each of them, one after the other: a hundred are quick, thousands
+# are not. More ids cost each rank 129 bytes each in one all-reduce.
 RANKS_PER_ID = 128
+
+# Bytes before an id that say whether it was made.
+_MADE, _FAILED = 1, 2
+_SLOT = 1 + UNIQUE_ID_BYTES
 
 
 def from_mpi(
@@ -29,14 +34,14 @@ def from_mpi(
     config: Any,
     timeout: float | None,
     stream: Any,
+    ranks_per_id: int | None,
 ) -> Communicator:
     """Do what ``Communicator.from_mpi`` says."""
     _check_intracommunicator(comm)
     check_launcher(comm)
-    problem, facts = _prepare(comm, device, config, timeout, stream)
-    everyone = gather_facts(comm, {"problem": problem, **facts})
-    _agree(everyone)
-    ids = _spread_ids(comm, facts["version"])
+    facts = _prepare(comm, device, config, timeout, stream, ranks_per_id)
+    _agree(comm, facts)
+    ids = _spread_ids(comm, _number_of_ids(comm.size, facts["version"], facts["ranks_per_id"]))
     return cls.init(
         comm.size,
         comm.rank,
@@ -48,32 +53,10 @@ def from_mpi(
     )
 
 
-def local_place(comm: Any) -> tuple[int, int]:
-    """Return this rank's place on its node, and how many ranks the node has. Collective.
-
-    MPI's shared-memory split tells; where it puts ranks of one host apart, as some launchers make
-    it do, the hosts' names do.
-
-    Args:
-        comm: an mpi4py intracommunicator
-    """
-    from mpi4py import MPI
-
-    shared = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
-    place, size = shared.rank, shared.size
-    shared.Free()
-    names = [fact["host"] for fact in gather_facts(comm, {"host": _host()})]
-    ranks_here = [rank for rank, name in enumerate(names) if name == names[comm.rank]]
-    if len(ranks_here) > size:
-        return ranks_here.index(comm.rank), len(ranks_here)
-    return place, size
-
-
 def refusal(comm: Any) -> str:
     """Return why ``from_mpi`` would refuse these ranks; empty where it would not. Collective."""
-    problem, facts = _prepare(comm, None, None, None, None)
     try:
-        _agree(gather_facts(comm, {"problem": problem, **facts}))
+        _agree(comm, _prepare(comm, None, None, None, None, None))
     except RuntimeError as error:
         return str(error)
     return ""
@@ -120,126 +103,158 @@ def _check_intracommunicator(comm: Any) -> None:
 
 
 def _prepare(
-    comm: Any, device: Any, config: Any, timeout: Any, stream: Any
-) -> tuple[str, dict[str, Any]]:
-    """Return what keeps this rank from going on, if anything, and what the others must know."""
-    place, _ = local_place(comm)
-    facts: dict[str, Any] = {"host": _host(), "device": -1, "gpu": "", "version": 0}
-    facts.update(backend="", shown="")
+    comm: Any, device: Any, config: Any, timeout: Any, stream: Any, ranks_per_id: Any
+) -> dict[str, Any]:
+    """Return what the others must know of this rank, and what keeps it from going on, if anything.
+
+    Collective. No exception leaves it: whatever it is, the other ranks must hear of it.
+    """
+    node, host = node_of(comm)
+    facts: dict[str, Any] = {"problem": "", "host": host, "device": -1, "gpu": "", "version": 0}
+    facts.update(backend="", shown=os.environ.get("CUDA_VISIBLE_DEVICES"), ranks_per_id=0)
+    ranks_here = [fact["rank"] for fact in gather_facts(node, {"rank": comm.rank})]
     try:
         loaded = library.load()
         facts["version"], facts["backend"] = loaded.version, loaded.backend
         library.require_gpu()
-        facts["device"], facts["gpu"] = _choose_gpu(place, device)
-        facts["shown"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        facts["device"], facts["gpu"] = choose_gpu(device, node.rank, ranks_here)
+        facts["ranks_per_id"] = _checked(ranks_per_id)
         check_settings(config, timeout, stream)
-    except Exception as error:  # whatever it is, the other ranks must hear of it
-        return f"{type(error).__name__}: {error}", facts
-    return "", facts
+    except Exception as error:
+        facts["problem"] = f"{type(error).__name__}: {error}"
+    gpus = [fact["gpu"] for fact in gather_facts(node, {"gpu": facts["gpu"]})]
+    facts["shared"] = bool(facts["gpu"]) and gpus.count(facts["gpu"]) > 1
+    node.Free()
+    return facts
 
 
-def _choose_gpu(place: int, device: Any) -> tuple[int, str]:
-    """Return the ordinal of this rank's GPU, and the GPU's own identity."""
-    from cuda.core import Device
+def _checked(ranks_per_id: Any) -> int:
+    import numpy
 
-    count = len(Device.get_all_devices())
-    if device is None:
-        ordinal = 0 if count == 1 else place
-        if ordinal >= count:
-            raise RuntimeError(
-                f"there is no GPU for rank {place} of this node (counted from 0): {count} are "
-                f"visible (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}); "
-                "start fewer ranks per node, or show more GPUs" + _emulator_hint(place)
-            )
-    elif isinstance(device, Device):
-        ordinal = device.device_id
+    if ranks_per_id is None:
+        return RANKS_PER_ID
+    if isinstance(ranks_per_id, bool) or not isinstance(ranks_per_id, (int, numpy.integer)):
+        raise TypeError(f"ranks_per_id is {ranks_per_id!r}; it must be an integer, or None")
+    if ranks_per_id < 1:
+        raise ValueError(f"ranks_per_id is {ranks_per_id}; it must be at least 1")
+    return int(min(ranks_per_id, 2**31))
+
+
+def _agree(comm: Any, facts: dict[str, Any]) -> None:
+    """Raise the same error on every rank where any cannot go on. Collective.
+
+    Where all can, a few numbers of each are compared in one all-reduce. Only where they cannot are
+    the records of all ranks gathered on all.
+    """
+    import numpy
+    from mpi4py import MPI
+
+    same = [facts["version"], facts["ranks_per_id"]]
+    if facts["backend"] == "emulator":
+        same.append(zlib.crc32(facts["host"].encode()))
     else:
-        ordinal = int(device)
-        if not 0 <= ordinal < count:
-            raise ValueError(f"device {ordinal} does not exist: this process sees {count} GPUs")
-    return ordinal, Device(ordinal).uuid
+        same.append(-1)
+    sound = not facts["problem"] and not facts["shared"]
+    # The least of a number and the least of its opposite tell whether all have the same.
+    numbers = numpy.array([sound, *same, *(-number for number in same)], dtype=numpy.int64)
+    comm.Allreduce(MPI.IN_PLACE, numbers, op=MPI.MIN)
+    least, opposite = numbers[1 : 1 + len(same)], numbers[1 + len(same) :]
+    if numbers[0] and (least == -opposite).all():
+        return
+    everyone = gather_facts(comm, facts)
+    for check in (_check_problems, _check_releases, _check_ids, _check_hosts, _check_gpus):
+        check(everyone)
+    raise RuntimeError(f"the ranks differ: {facts}")
 
 
-def _emulator_hint(place: int) -> str:
-    if library.backend() != "emulator":
-        return ""
-    return f"; the emulator shows more with PYNCCL_EMULATOR_DEVICES={place + 1}"
-
-
-def _agree(everyone: list[dict[str, Any]]) -> None:
-    """Raise the same error on every rank where any cannot go on."""
+def _check_problems(everyone: list[dict[str, Any]]) -> None:
     failed = [(rank, fact["problem"]) for rank, fact in enumerate(everyone) if fact["problem"]]
     if failed:
         rank, problem = failed[0]
         others = f" ({len(failed)} ranks in all)" if len(failed) > 1 else ""
         raise RuntimeError(f"rank {rank} on {everyone[rank]['host']}{others}: {problem}")
-    versions = {fact["version"] for fact in everyone}
-    if len(versions) > 1:
+
+
+def _check_releases(everyone: list[dict[str, Any]]) -> None:
+    if len({fact["version"] for fact in everyone}) > 1:
         told = ", ".join(
             f"rank {rank} on {fact['host']}: {version_text(fact['version'])}"
             for rank, fact in enumerate(everyone)
             if fact["version"] != everyone[0]["version"] or rank == 0
         )
         raise RuntimeError(f"the ranks have different releases of NCCL: {told}")
+
+
+def _check_ids(everyone: list[dict[str, Any]]) -> None:
+    for rank, fact in enumerate(everyone):
+        if fact["ranks_per_id"] != everyone[0]["ranks_per_id"]:
+            raise RuntimeError(
+                f"ranks_per_id is {everyone[0]['ranks_per_id']} on rank 0 and "
+                f"{fact['ranks_per_id']} on rank {rank}; it must be the same on all"
+            )
+
+
+def _check_hosts(everyone: list[dict[str, Any]]) -> None:
     hosts = sorted({fact["host"] for fact in everyone})
-    if len(hosts) > 1 and everyone[0]["backend"] == "emulator":
+    if len(hosts) > 1 and any(fact["backend"] == "emulator" for fact in everyone):
         raise RuntimeError(
             f"the emulator connects ranks of one host only, and these are on {', '.join(hosts)}: "
             "start all ranks on one host, or use GPUs (PYNCCL_BACKEND=nccl)"
         )
+    if len({fact["backend"] for fact in everyone}) > 1:
+        told = ", ".join(f"rank {rank}: {fact['backend']}" for rank, fact in enumerate(everyone))
+        raise RuntimeError(f"the ranks have different backends ({told}): set PYNCCL_BACKEND")
+
+
+def _check_gpus(everyone: list[dict[str, Any]]) -> None:
     owners: dict[tuple[str, str], list[int]] = {}
     for rank, fact in enumerate(everyone):
         owners.setdefault((fact["host"], fact["gpu"]), []).append(rank)
     for (host, gpu), ranks in owners.items():
         if len(ranks) > 1:
             first = everyone[ranks[0]]
+            here = sum(fact["host"] == host for fact in everyone)
+            hint = emulator_hint(first["backend"], first["shown"], here)
             raise RuntimeError(
                 f"ranks {', '.join(map(str, ranks))} on {host} are all on GPU {first['device']} "
                 f"({gpu}), and NCCL takes one rank a GPU. CUDA_VISIBLE_DEVICES there is "
                 f"{first['shown']!r}: start as many ranks per node as there are GPUs, and let each "
-                "see its own or all of them"
+                "see its own or all of them" + hint
             )
 
 
-def _spread_ids(comm: Any, version: int) -> list[UniqueId]:
+def _number_of_ids(nranks: int, version: int, ranks_per_id: int) -> int:
+    if version < version_code("2.23.4"):
+        return 1
+    return max(1, -(-nranks // ranks_per_id))
+
+
+def _spread_ids(comm: Any, wanted: int) -> list[UniqueId]:
     """Make the unique ids and give them to all ranks."""
-    wanted = 1
-    if version >= version_code("2.23.4"):
-        wanted = max(1, -(-comm.size // RANKS_PER_ID))
-    makers = [index * comm.size // wanted for index in range(wanted)]
-    ids = []
-    for maker in makers:
-        message = bytearray(1 + UNIQUE_ID_BYTES + 1024)
-        if comm.rank == maker:
-            try:
-                content, made = bytes(get_unique_id()), 1
-            except Exception as error:  # travels to the others in place of the id
-                content, made = f"{type(error).__name__}: {error}".encode()[:1000], 0
-            message[0] = made
-            message[1 : 1 + len(content)] = content
-        comm.Bcast(message, root=maker)
-        if not message[0]:
-            text = bytes(message[1:]).rstrip(b"\0").decode(errors="replace")
-            raise RuntimeError(f"rank {maker} could not make a unique id: {text}")
-        ids.append(UniqueId(bytes(message[1 : 1 + UNIQUE_ID_BYTES])))
-    return ids
-
-
-def gather_facts(comm: Any, fact: dict[str, Any]) -> list[dict[str, Any]]:
-    """Gather a small record of every rank, as JSON: nothing is unpickled."""
     import numpy
+    from mpi4py import MPI
 
-    mine = numpy.frombuffer(json.dumps(fact).encode(), dtype=numpy.uint8)
-    lengths = numpy.empty(comm.size, dtype=numpy.int32)
-    comm.Allgather(numpy.array([mine.size], dtype=numpy.int32), lengths)
-    everything = numpy.empty(int(lengths.sum()), dtype=numpy.uint8)
-    comm.Allgatherv(mine, (everything, lengths))
-    texts = numpy.split(everything, numpy.cumsum(lengths)[:-1])
-    return [json.loads(bytes(text)) for text in texts]
-
-
-def _host() -> str:
-    return socket.gethostname()
+    makers = [index * comm.size // wanted for index in range(wanted)]
+    slots = numpy.zeros((wanted, _SLOT), dtype=numpy.uint8)
+    problem = b""
+    if comm.rank in makers:
+        mine = slots[makers.index(comm.rank)]
+        try:
+            mine[1:] = list(bytes(get_unique_id()))
+            mine[0] = _MADE
+        except Exception as error:  # travels to the others in place of the id
+            problem = f"{type(error).__name__}: {error}".encode()
+            mine[0] = _FAILED
+    # Every slot is written by one rank and zero elsewhere: one call spreads them all.
+    comm.Allreduce(MPI.IN_PLACE, slots, op=MPI.BOR)
+    for maker, slot in zip(makers, slots):
+        if slot[0] != _MADE:
+            text = bytearray(1000)
+            text[: len(problem)] = problem[: len(text)]
+            comm.Bcast(text, root=maker)
+            told = bytes(text[:1000]).rstrip(b"\0").decode(errors="replace")
+            raise RuntimeError(f"rank {maker} could not make a unique id: {told}")
+    return [UniqueId(bytes(slot[1:])) for slot in slots]
 
 
 def _mpi_library() -> str:

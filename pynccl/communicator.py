@@ -180,6 +180,7 @@ class Communicator(Condition):
         timeout: float | None = None,
         *,
         stream: Any = None,
+        ranks_per_id: int | None = None,
     ) -> Communicator:
         """Make a communicator with the ranks of an MPI communicator. Collective over those.
 
@@ -190,13 +191,15 @@ class Communicator(Condition):
             comm: an mpi4py intracommunicator
             device: this rank's GPU, in place of the choice
             config, timeout, stream: as of ``init``
+            ranks_per_id: how many ranks meet by one unique id, the same on all ranks; None for
+                128. Smaller ones start large jobs on more roots. No effect before NCCL 2.23.4.
         Raises:
             RuntimeError: two ranks share a GPU, a rank failed, or the launcher is another MPI's
             TypeError: ``comm`` is no intracommunicator
         """
         from pynccl import bootstrap
 
-        return bootstrap.from_mpi(cls, comm, device, config, timeout, stream)
+        return bootstrap.from_mpi(cls, comm, device, config, timeout, stream, ranks_per_id)
 
     def _adopt(self, code: int, name: str) -> None:
         """Take the handle that NCCL has written, or will write at the end of a group."""

@@ -14,7 +14,8 @@ import pynccl
 from pynccl import bootstrap
 world = MPI.COMM_WORLD
 place, size = bootstrap.local_place(world)
-problem, facts = bootstrap._prepare(world, None, None, None, None)
+facts = bootstrap._prepare(world, None, None, None, None, None)
+problem = ""
 try:
     pynccl.Communicator.from_mpi(world)
 except RuntimeError as error:

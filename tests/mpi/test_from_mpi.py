@@ -5,7 +5,7 @@ import pytest
 from helpers.ranks import outcomes
 
 import pynccl
-from pynccl import Communicator, bootstrap
+from pynccl import Communicator, bootstrap, placement
 
 
 def raised_by_all(world, function):
@@ -17,7 +17,7 @@ def raised_by_all(world, function):
 
 
 def test_each_rank_has_the_gpu_of_its_place_on_the_node(world, comm):
-    place, size = bootstrap.local_place(world)
+    place, size = placement.local_place(world)
     assert (place, size) == (world.rank, world.size)
     assert comm.device.device_id == place
     assert (comm.rank, comm.nranks, comm.size) == (world.rank, world.size, world.size)
@@ -61,6 +61,9 @@ def test_parts_of_the_world_make_communicators_of_their_own(world):
         ({"stream": "fast"}, "TypeError: stream is a str"),
         ({"config": "fast"}, "TypeError: config is a str"),
         ({"timeout": -1}, "ValueError: timeout -1 must not be negative"),
+        ({"ranks_per_id": 0}, "ValueError: ranks_per_id is 0; it must be at least 1"),
+        ({"ranks_per_id": 2.0}, "TypeError: ranks_per_id is 2.0; it must be an integer"),
+        ({"ranks_per_id": True}, "TypeError: ranks_per_id is True; it must be an integer"),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, dict) else "",
 )
@@ -87,6 +90,40 @@ def test_two_ranks_on_one_gpu_are_told_who_they_are_and_why(world):
     assert "CUDA_VISIBLE_DEVICES" in text
 
 
+@pytest.mark.parametrize("ranks_per_id", [1, 2, 10**12])
+def test_ranks_may_meet_by_several_ids(world, monkeypatch, ranks_per_id):
+    made_here, passed = [], []
+    make, init = bootstrap.get_unique_id, Communicator.init
+
+    def count():
+        made_here.append(make())
+        return made_here[-1]
+
+    def note(nranks, rank, ids, *rest, **options):
+        passed.extend([ids] if isinstance(ids, pynccl.UniqueId) else ids)
+        return init(nranks, rank, ids, *rest, **options)
+
+    monkeypatch.setattr(bootstrap, "get_unique_id", count)
+    monkeypatch.setattr(Communicator, "init", note)
+    with Communicator.from_mpi(world, ranks_per_id=ranks_per_id) as made:
+        check_sum(made)
+    makers = [rank for rank, count in enumerate(world.allgather(len(made_here))) if count]
+    assert len(passed) == len(makers) == max(1, -(-world.size // ranks_per_id))
+    assert makers[0] == 0
+    assert len({tuple(map(bytes, ids)) for ids in world.allgather(passed)}) == 1
+    assert len(set(passed)) == len(passed)
+
+
+def test_different_numbers_of_ranks_for_an_id_are_refused(world):
+    if world.size == 1:
+        pytest.skip("needs 2 ranks or more")
+    kind, text = raised_by_all(
+        world, lambda: Communicator.from_mpi(world, ranks_per_id=1 + (world.rank == 1))
+    )
+    assert kind == "RuntimeError"
+    assert "ranks_per_id is 1 on rank 0 and 2 on rank 1; it must be the same on all" in text
+
+
 def test_a_unique_id_that_cannot_be_made_is_told_to_all(world, monkeypatch):
     def fail():
         raise pynccl.NCCLSystemError(2, "ncclGetUniqueId", "no interface to listen on")
@@ -106,8 +143,7 @@ def test_different_releases_of_nccl_are_refused(world, monkeypatch):
     prepare = bootstrap._prepare
 
     def prepare_with_an_older_one(*arguments):
-        problem, facts = prepare(*arguments)
-        return problem, {**facts, "version": 21800}
+        return {**prepare(*arguments), "version": 21800}
 
     if world.rank == 1:
         monkeypatch.setattr(bootstrap, "_prepare", prepare_with_an_older_one)
@@ -126,14 +162,30 @@ def test_ranks_that_mpi_puts_on_nodes_of_their_own_are_counted_by_host_name(worl
             return MPI.COMM_SELF.Dup()
 
     apart = Apart(world)
-    assert bootstrap.local_place(apart) == (world.rank, world.size)
+    assert placement.local_place(apart) == (world.rank, world.size)
     with Communicator.from_mpi(apart) as made:
         assert made.device.device_id == world.rank
 
 
 def test_ranks_of_one_node_with_names_of_their_own_are_counted_by_mpi(world, monkeypatch):
-    monkeypatch.setattr(bootstrap, "_host", lambda: f"container{world.rank}")
-    assert bootstrap.local_place(world) == (world.rank, world.size)
+    monkeypatch.setattr(placement, "host_name", lambda: f"container{world.rank}")
+    assert placement.local_place(world) == (world.rank, world.size)
+    with Communicator.from_mpi(world) as made:
+        assert made.device.device_id == world.rank
+
+
+def test_hosts_whose_names_have_the_same_checksum_are_told_apart(world, monkeypatch):
+    from mpi4py import MPI
+
+    monkeypatch.setattr(placement.zlib, "crc32", lambda _: 1)
+    monkeypatch.setattr(placement, "host_name", lambda: f"n{world.rank % 2}")
+
+    class Apart(MPI.Intracomm):
+        def Split_type(self, *_):  # noqa: N802 - MPI's name
+            return MPI.COMM_SELF.Dup()
+
+    mine = range(world.rank % 2, world.size, 2)
+    assert placement.local_place(Apart(world)) == (mine.index(world.rank), len(mine))
 
 
 @pytest.mark.parametrize("wrong", [None, 0, "world"])
