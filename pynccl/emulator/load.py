@@ -6,7 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from pynccl.emulator import build
+from pynccl.emulator import build, faults
 from pynccl.errors import NCCLLibraryNotFound
 
 __all__ = ["load"]
@@ -21,10 +21,12 @@ def load() -> tuple[str, ctypes.CDLL]:
     Raises:
         NCCLLibraryNotFound: a real libcuda or libnccl is loaded already
         EmulatorBuildError: the libraries cannot be compiled
+        ValueError: ``PYNCCL_EMULATOR_FAULTS`` cannot be read
     """
     _refuse_real_libraries()
     folder = build.ensure()
     ctypes.CDLL(str(folder / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
+    faults.set_from_environment()
     path = str(folder / "libnccl.so.2")
     return path, ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 

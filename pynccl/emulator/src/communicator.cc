@@ -54,6 +54,7 @@ ncclResult_t Communicator::join(const ncclUniqueId& id, int nranks, int rank,
                                 const std::vector<Member>& members) {
   nranks_ = nranks;
   rank_ = rank;
+  if (first_rank_ < 0) first_rank_ = rank;
   expected_ = members;
   peers_.resize(nranks);
   signals_taken_.resize(nranks);

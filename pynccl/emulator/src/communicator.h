@@ -2,6 +2,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -34,6 +35,8 @@ struct Progress {
   bool small = false;
   std::size_t signal = 0;  // index of the first operation that may still wait for a signal
   std::shared_ptr<Exchange> exchange;
+  bool rehearsed = false;  // faults that are due have been taken
+  std::chrono::steady_clock::time_point not_before{};
 };
 
 // A user-defined reduction: its handle is ncclNumOps plus its place in the list.
@@ -89,6 +92,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                     const std::vector<Member>& members = {});
 
   int rank() const { return rank_; }
+  // The rank in the communicator of a unique id that this one descends from.
+  int first_rank() const { return first_rank_; }
+  void descend_from(const Communicator& parent) { first_rank_ = parent.first_rank_; }
   int nranks() const { return nranks_; }
   int device() const { return device_; }
   const Settings& settings() const { return settings_; }
@@ -150,6 +156,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool advance(const std::vector<Operation>& operations, Progress& progress, bool may_block);
   Outcome begin(const std::vector<Operation>& operations, Progress& progress);
   Outcome work(const std::vector<Operation>& operations, Progress& progress);
+  void rehearse(std::size_t operations, Progress& progress);
+  bool delayed(const Progress& progress);
   Outcome collective(const Operation& operation, Progress& progress);
   void contribute(Operation operation, std::uint64_t number, bool small);
   void come_to(SharedWord& word, std::uint64_t step, std::uint32_t target);
@@ -189,6 +197,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Settings settings_;
   int nranks_ = 0;
   int rank_ = 0;
+  int first_rank_ = -1;
   std::shared_ptr<Region> region_;
   std::vector<Member> expected_;
   const char* site_ = nullptr;

@@ -9,6 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "driver_faults.h"
+
 namespace emu {
 
 namespace {
@@ -71,6 +73,7 @@ void* DeviceHeap::allocate(std::size_t bytes, bool managed, void* pool) {
   if (bytes > capacity_) return nullptr;
   const std::size_t taken = round_up(std::max<std::size_t>(bytes, 1), alignment);
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (memory_is_out(physical_device(device_), used_, capacity_, taken)) return nullptr;
   const std::size_t offset = take(taken);
   if (offset == npos) return nullptr;
   used_ += taken;

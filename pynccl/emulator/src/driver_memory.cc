@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "driver.h"
+#include "driver_faults.h"
 #include "memory.h"
 
 using namespace emu;
@@ -132,7 +133,8 @@ CU_API CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
     if (free == nullptr || total == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const DeviceHeap& heap = heap_of_device(context.device);
     *total = heap.capacity();
-    *free = heap.capacity() - heap.used();
+    const std::size_t left = capacity_left(physical_device(context.device), heap.capacity());
+    *free = left - std::min(left, heap.used());
     return CUDA_SUCCESS;
   });
 }

@@ -9,6 +9,7 @@
 #include "device_scope.h"
 #include "error.h"
 #include "exported.h"
+#include "faults.h"
 #include "group.h"
 #include "release.h"
 
@@ -230,13 +231,21 @@ NCCL_FUNCTION ncclResult_t pynccl_comm_progress(ncclComm_t comm, unsigned long l
 }
 
 NCCL_FUNCTION ncclResult_t ncclGroupStart() {
+  MAY_FAIL(launcher);
   group_start();
   return ncclSuccess;
 }
 
-NCCL_FUNCTION ncclResult_t ncclGroupEnd() { return group_end(); }
+NCCL_FUNCTION ncclResult_t ncclGroupEnd() {
+  const bool asks = faults_are_set.load(std::memory_order_relaxed);
+  const ncclResult_t rehearsed = asks ? rehearsed_failure(__func__, launcher) : ncclSuccess;
+  note(rehearsed);
+  const ncclResult_t result = group_end();
+  return rehearsed != ncclSuccess ? rehearsed : result;
+}
 
 NCCL_FUNCTION ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* info) {
+  MAY_FAIL(launcher);
   constexpr unsigned int magic = 0x74685283;
   float microseconds = 0;
   if (info != nullptr && info->magic != magic) {
@@ -249,6 +258,7 @@ NCCL_FUNCTION ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* info) {
 }
 
 NCCL_FUNCTION ncclResult_t ncclSetEncryption(const ncclEncryptionConfig_t* config) {
+  MAY_FAIL(launcher);
   if (config == nullptr || config->magic != NCCL_API_MAGIC) {
     return fail(ncclInvalidArgument, "the ncclEncryptionConfig_t is null or was not initialised");
   }
@@ -267,6 +277,7 @@ NCCL_FUNCTION void ncclResetDebugInit() {}
 NCCL_FUNCTION ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count,
                                          ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                          cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::all_reduce, {send, receive, count, type, op, 0}, comm, stream));
 }
 
@@ -274,12 +285,14 @@ NCCL_FUNCTION ncclResult_t ncclAllReduceConfig(const void* send, void* receive, 
                                                ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                                cudaStream_t stream,
                                                const ncclCollConfig_t* config) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::all_reduce, {send, receive, count, type, op, 0}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count,
                                          ncclDataType_t type, int root, ncclComm_t comm,
                                          cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::broadcast, {send, receive, count, type, ncclSum, root}, comm, stream));
 }
 
@@ -287,12 +300,14 @@ NCCL_FUNCTION ncclResult_t ncclBroadcastConfig(const void* send, void* receive, 
                                                ncclDataType_t type, int root, ncclComm_t comm,
                                                cudaStream_t stream,
                                                const ncclCollConfig_t* config) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::broadcast, {send, receive, count, type, ncclSum, root}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclReduce(const void* send, void* receive, size_t count,
                                       ncclDataType_t type, ncclRedOp_t op, int root,
                                       ncclComm_t comm, cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::reduce, {send, receive, count, type, op, root}, comm, stream));
 }
 
@@ -300,12 +315,14 @@ NCCL_FUNCTION ncclResult_t ncclReduceConfig(const void* send, void* receive, siz
                                             ncclDataType_t type, ncclRedOp_t op, int root,
                                             ncclComm_t comm, cudaStream_t stream,
                                             const ncclCollConfig_t* config) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::reduce, {send, receive, count, type, op, root}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclAllGather(const void* send, void* receive, size_t count,
                                          ncclDataType_t type, ncclComm_t comm,
                                          cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::all_gather, {send, receive, count, type, ncclSum, 0}, comm, stream));
 }
 
@@ -313,12 +330,14 @@ NCCL_FUNCTION ncclResult_t ncclAllGatherConfig(const void* send, void* receive, 
                                                ncclDataType_t type, ncclComm_t comm,
                                                cudaStream_t stream,
                                                const ncclCollConfig_t* config) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::all_gather, {send, receive, count, type, ncclSum, 0}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count,
                                              ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                              cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::reduce_scatter, {send, receive, count, type, op, 0}, comm, stream));
 }
 
@@ -326,57 +345,67 @@ NCCL_FUNCTION ncclResult_t ncclReduceScatterConfig(const void* send, void* recei
                                                    ncclDataType_t type, ncclRedOp_t op,
                                                    ncclComm_t comm, cudaStream_t stream,
                                                    const ncclCollConfig_t* config) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::reduce_scatter, {send, receive, count, type, op, 0}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count,
                                         ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::all_to_all, {send, receive, count, type, ncclSum, 0}, comm, stream));
 }
 
 NCCL_FUNCTION ncclResult_t ncclAlltoAllConfig(const void* send, void* receive, size_t count,
                                               ncclDataType_t type, ncclComm_t comm,
                                               cudaStream_t stream, const ncclCollConfig_t* config) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::all_to_all, {send, receive, count, type, ncclSum, 0}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclGather(const void* send, void* receive, size_t count,
                                       ncclDataType_t type, int root, ncclComm_t comm,
                                       cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::gather, {send, receive, count, type, ncclSum, root}, comm, stream));
 }
 
 NCCL_FUNCTION ncclResult_t ncclGatherConfig(const void* send, void* receive, size_t count,
                                             ncclDataType_t type, int root, ncclComm_t comm,
                                             cudaStream_t stream, const ncclCollConfig_t* config) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::gather, {send, receive, count, type, ncclSum, root}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclScatter(const void* send, void* receive, size_t count,
                                        ncclDataType_t type, int root, ncclComm_t comm,
                                        cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::scatter, {send, receive, count, type, ncclSum, root}, comm, stream));
 }
 
 NCCL_FUNCTION ncclResult_t ncclScatterConfig(const void* send, void* receive, size_t count,
                                              ncclDataType_t type, int root, ncclComm_t comm,
                                              cudaStream_t stream, const ncclCollConfig_t* config) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::scatter, {send, receive, count, type, ncclSum, root}, comm, stream, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclBcast(void* buffer, size_t count, ncclDataType_t type, int root,
                                      ncclComm_t comm, cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(
       issue(Kind::broadcast, {buffer, buffer, count, type, ncclSum, root}, comm, stream));
 }
 
 NCCL_FUNCTION ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer,
                                     ncclComm_t comm, cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::send, {send, nullptr, count, type, ncclSum, peer}, comm, stream));
 }
 
 NCCL_FUNCTION ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer,
                                     ncclComm_t comm, cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(issue(Kind::receive, {nullptr, receive, count, type, ncclSum, peer}, comm, stream));
 }
 
@@ -384,6 +413,7 @@ NCCL_FUNCTION ncclResult_t ncclPutSignal(const void* local, size_t count, ncclDa
                                          int peer, ncclWindow_t win, size_t offset, int signal,
                                          int context, unsigned int flags, ncclComm_t comm,
                                          cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   Operation operation{};
   operation.type = static_cast<Type>(type);
   operation.count = count;
@@ -396,6 +426,7 @@ NCCL_FUNCTION ncclResult_t ncclPutSignal(const void* local, size_t count, ncclDa
 
 NCCL_FUNCTION ncclResult_t ncclSignal(int peer, int signal, int context, unsigned int flags,
                                       ncclComm_t comm, cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   Operation operation{};
   operation.root = peer;
   return note(
@@ -404,6 +435,7 @@ NCCL_FUNCTION ncclResult_t ncclSignal(int peer, int signal, int context, unsigne
 
 NCCL_FUNCTION ncclResult_t ncclWaitSignal(int count, ncclWaitSignalDesc_t* wanted, ncclComm_t comm,
                                           cudaStream_t stream) {
+  MAY_FAIL(first_rank(comm));
   return note(wait_signal(count, wanted, comm, stream));
 }
 
@@ -411,6 +443,7 @@ NCCL_FUNCTION ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scala
                                                     ncclDataType_t type,
                                                     ncclScalarResidence_t residence,
                                                     ncclComm_t comm) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   if (op == nullptr || scalar == nullptr || type < 0 || type >= types_known()) {
@@ -434,6 +467,7 @@ NCCL_FUNCTION ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scala
 }
 
 NCCL_FUNCTION ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   const std::lock_guard<std::mutex> lock(communicator->mutex());

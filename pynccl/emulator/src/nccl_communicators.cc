@@ -7,6 +7,7 @@
 #include "device_scope.h"
 #include "error.h"
 #include "exported.h"
+#include "faults.h"
 #include "group.h"
 
 using namespace emu;
@@ -54,6 +55,7 @@ ncclResult_t make_child(const std::shared_ptr<Communicator>& parent, const ncclC
   std::shared_ptr<Communicator> child;
   if (!none) {
     child = Communicator::create(parent->device(), settings);
+    child->descend_from(*parent);
     *newcomm = child->handle();
     job.concerned.push_back(child);
     job.undo = [child, newcomm] {
@@ -172,23 +174,27 @@ ncclResult_t init_all(ncclComm_t* comms, int ndev, const int* devlist) {
 }  // namespace
 
 NCCL_FUNCTION ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  MAY_FAIL(launcher);
   if (id == nullptr) return fail(ncclInvalidArgument, "uniqueId is null");
   return Region::create(id);
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommInitRank(ncclComm_t* comm, int nranks, ncclUniqueId id,
                                             int rank) {
+  MAY_FAIL(rank);
   return note(init_rank(comm, nranks, id, rank, nullptr));
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId id,
                                                   int rank, ncclConfig_t* config) {
+  MAY_FAIL(rank);
   return note(init_rank(comm, nranks, id, rank, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int nranks, int rank,
                                                     int ids_count, ncclUniqueId* ids,
                                                     ncclConfig_t* config) {
+  MAY_FAIL(rank);
   if (ids_count < 1 || ids_count > nranks || ids == nullptr) {
     return note(fail(ncclInvalidArgument, "%d unique ids for %d ranks: from 1 to one a rank",
                      ids_count, nranks));
@@ -198,20 +204,24 @@ NCCL_FUNCTION ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int nranks
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommInitAll(ncclComm_t* comms, int ndev, const int* devlist) {
+  MAY_FAIL(launcher);
   return note(init_all(comms, ndev, devlist));
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm,
                                          ncclConfig_t* config) {
+  MAY_FAIL(first_rank(comm));
   return note(split(comm, color, key, newcomm, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommShrink(ncclComm_t comm, int* exclude, int count,
                                           ncclComm_t* newcomm, ncclConfig_t* config, int flags) {
+  MAY_FAIL(first_rank(comm));
   return note(shrink(comm, exclude, count, newcomm, config, flags));
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* id) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   if (id == nullptr) return fail(ncclInvalidArgument, "uniqueId is null");
@@ -221,10 +231,12 @@ NCCL_FUNCTION ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId* id
 
 NCCL_FUNCTION ncclResult_t ncclCommGrow(ncclComm_t comm, int nranks, const ncclUniqueId* id,
                                         int rank, ncclComm_t* newcomm, ncclConfig_t* config) {
+  MAY_FAIL(comm == nullptr ? rank : first_rank(comm));
   return note(grow(comm, nranks, id, rank, newcomm, config));
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   if (communicator->async_error() == ncclInProgress) return communicator->ready();
@@ -234,6 +246,7 @@ NCCL_FUNCTION ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  MAY_FAIL(first_rank(comm));
   if (comm == nullptr) return ncclSuccess;
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
@@ -242,6 +255,7 @@ NCCL_FUNCTION ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  MAY_FAIL(first_rank(comm));
   if (comm == nullptr) return ncclSuccess;
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
@@ -251,6 +265,7 @@ NCCL_FUNCTION ncclResult_t ncclCommAbort(ncclComm_t comm) {
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   if (flags != 0) return fail(ncclInvalidArgument, "revoke flags must be 0, not %#x", flags);
@@ -258,6 +273,7 @@ NCCL_FUNCTION ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   if (flags != NCCL_SUSPEND_MEM) {
@@ -267,12 +283,14 @@ NCCL_FUNCTION ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags) {
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommResume(ncclComm_t comm) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   return communicator == nullptr ? ncclInvalidArgument : communicator->resume();
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t statistic,
                                             uint64_t* value) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   if (value == nullptr || statistic < 0 || statistic > ncclStatGpuMemTotal) {
@@ -283,6 +301,7 @@ NCCL_FUNCTION ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t s
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr || error == nullptr) return ncclInvalidArgument;
   *error = communicator->async_error();
@@ -290,6 +309,7 @@ NCCL_FUNCTION ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* 
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr || count == nullptr) return ncclInvalidArgument;
   *count = communicator->nranks();
@@ -297,6 +317,7 @@ NCCL_FUNCTION ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr || device == nullptr) return ncclInvalidArgument;
   *device = communicator->device();
@@ -304,6 +325,7 @@ NCCL_FUNCTION ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr || rank == nullptr) return ncclInvalidArgument;
   *rank = communicator->rank();

@@ -4,6 +4,7 @@
 #include "device_heap.h"
 #include "error.h"
 #include "exported.h"
+#include "faults.h"
 #include "group.h"
 #include "memory.h"
 
@@ -64,6 +65,7 @@ ncclResult_t register_window(const std::shared_ptr<Communicator>& communicator, 
 }  // namespace
 
 NCCL_FUNCTION ncclResult_t ncclMemAlloc(void** pointer, size_t bytes) {
+  MAY_FAIL(launcher);
   if (pointer == nullptr) return fail(ncclInvalidArgument, "ptr is null");
   const int device = current_device();
   if (device < 0) return fail(ncclUnhandledCudaError, "no GPU is current to this thread");
@@ -74,6 +76,7 @@ NCCL_FUNCTION ncclResult_t ncclMemAlloc(void** pointer, size_t bytes) {
 }
 
 NCCL_FUNCTION ncclResult_t ncclMemFree(void* pointer) {
+  MAY_FAIL(launcher);
   if (pointer == nullptr) return ncclSuccess;
   if (free_device_memory(pointer)) return ncclSuccess;
   return fail(ncclInvalidArgument, "%p is not the start of allocated GPU memory", pointer);
@@ -81,6 +84,7 @@ NCCL_FUNCTION ncclResult_t ncclMemFree(void* pointer) {
 
 NCCL_FUNCTION ncclResult_t ncclCommRegister(ncclComm_t comm, void* buffer, size_t bytes,
                                             void** handle) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   ncclResult_t result = communicator->ready();
@@ -95,6 +99,7 @@ NCCL_FUNCTION ncclResult_t ncclCommRegister(ncclComm_t comm, void* buffer, size_
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   const std::lock_guard<std::mutex> lock(communicator->mutex());
@@ -107,12 +112,14 @@ NCCL_FUNCTION ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
 
 NCCL_FUNCTION ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
                                                   ncclWindow_t* win, int) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return note(ncclInvalidArgument);
   return note(register_window(communicator, buffer, bytes, win));
 }
 
 NCCL_FUNCTION ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   if (win == nullptr) return ncclSuccess;
@@ -124,6 +131,7 @@ NCCL_FUNCTION ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_
 }
 
 NCCL_FUNCTION ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void** pointer) {
+  MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr || pointer == nullptr) return ncclInvalidArgument;
   const std::shared_ptr<Window> window = find_window(*communicator, win);

@@ -9,6 +9,7 @@
 
 #include "error.h"
 #include "exported.h"
+#include "faults.h"
 
 using emu::fail;
 
@@ -124,6 +125,7 @@ ncclResult_t refuse(ncclParamHandle_t handle, const char* name) {
 }  // namespace
 
 NCCL_FUNCTION ncclResult_t ncclParamBind(ncclParamHandle_t* out, const char* key) {
+  MAY_FAIL(emu::launcher);
   if (out == nullptr) return fail(ncclInvalidArgument, "out is null");
   const Parameter* const parameter = find(key);
   if (parameter == nullptr) return ncclInvalidArgument;
@@ -131,28 +133,41 @@ NCCL_FUNCTION ncclResult_t ncclParamBind(ncclParamHandle_t* out, const char* key
   return ncclSuccess;
 }
 
-NCCL_FUNCTION ncclResult_t ncclParamGetI8(ncclParamHandle_t h, int8_t*) { return refuse(h, "I8"); }
+NCCL_FUNCTION ncclResult_t ncclParamGetI8(ncclParamHandle_t h, int8_t*) {
+  MAY_FAIL(emu::launcher);
+  return refuse(h, "I8");
+}
 NCCL_FUNCTION ncclResult_t ncclParamGetI16(ncclParamHandle_t h, int16_t*) {
+  MAY_FAIL(emu::launcher);
   return refuse(h, "I16");
 }
 NCCL_FUNCTION ncclResult_t ncclParamGetI32(ncclParamHandle_t h, int32_t*) {
+  MAY_FAIL(emu::launcher);
   return refuse(h, "I32");
 }
 NCCL_FUNCTION ncclResult_t ncclParamGetI64(ncclParamHandle_t h, int64_t*) {
+  MAY_FAIL(emu::launcher);
   return refuse(h, "I64");
 }
-NCCL_FUNCTION ncclResult_t ncclParamGetU8(ncclParamHandle_t h, uint8_t*) { return refuse(h, "U8"); }
+NCCL_FUNCTION ncclResult_t ncclParamGetU8(ncclParamHandle_t h, uint8_t*) {
+  MAY_FAIL(emu::launcher);
+  return refuse(h, "U8");
+}
 NCCL_FUNCTION ncclResult_t ncclParamGetU16(ncclParamHandle_t h, uint16_t*) {
+  MAY_FAIL(emu::launcher);
   return refuse(h, "U16");
 }
 NCCL_FUNCTION ncclResult_t ncclParamGetU32(ncclParamHandle_t h, uint32_t* out) {
+  MAY_FAIL(emu::launcher);
   return get(h, out, Form::levels, "U32");
 }
 NCCL_FUNCTION ncclResult_t ncclParamGetU64(ncclParamHandle_t h, uint64_t* out) {
+  MAY_FAIL(emu::launcher);
   return get(h, out, Form::subsystems, "U64");
 }
 
 NCCL_FUNCTION ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char** out) {
+  MAY_FAIL(emu::launcher);
   static thread_local std::string value;
   const Parameter* const parameter = from_handle(h);
   if (parameter == nullptr || out == nullptr) return ncclInvalidArgument;
@@ -162,6 +177,7 @@ NCCL_FUNCTION ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char** out
 }
 
 NCCL_FUNCTION ncclResult_t ncclParamGet(ncclParamHandle_t h, void* out, int room, int* length) {
+  MAY_FAIL(emu::launcher);
   const Parameter* const parameter = from_handle(h);
   if (parameter == nullptr || out == nullptr || length == nullptr) return ncclInvalidArgument;
   const std::string bytes = raw(*parameter);
@@ -175,6 +191,7 @@ NCCL_FUNCTION ncclResult_t ncclParamGet(ncclParamHandle_t h, void* out, int room
 }
 
 NCCL_FUNCTION ncclResult_t ncclParamGetParameter(const char* key, const char** out, int* length) {
+  MAY_FAIL(emu::launcher);
   static thread_local std::string value;
   const Parameter* const parameter = find(key);
   if (parameter == nullptr || out == nullptr) return ncclInvalidArgument;
@@ -185,6 +202,7 @@ NCCL_FUNCTION ncclResult_t ncclParamGetParameter(const char* key, const char** o
 }
 
 NCCL_FUNCTION ncclResult_t ncclParamGetAllParameterKeys(const char*** table, int* length) {
+  MAY_FAIL(emu::launcher);
   static thread_local std::vector<const char*> keys;
   if (table == nullptr || length == nullptr) return ncclInvalidArgument;
   keys.clear();

@@ -78,11 +78,13 @@ std::string Communicator::why_lost(int rank) {
                    : format("process %d, which made the unique id, has ended before all ranks came",
                             came.pid);
     }
+    case RankState::revoked:
+      // Ranks that have all given the communicator up may still split or shrink it.
+      if (!revoked_.load() && !aborted_.load()) return says("revoked the communicator");
+      [[fallthrough]];
     case RankState::joined:
       if (process_alive(record.pid, record.process_start)) return {};
       return says("ended or died");
-    case RankState::revoked:
-      return says("revoked the communicator");
     case RankState::finalized:
       return says("finalized the communicator");
     case RankState::destroyed:

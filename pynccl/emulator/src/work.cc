@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "communicator.h"
+#include "driver_faults.h"
 #include "point_to_point.h"
 
 namespace emu {
@@ -21,6 +22,10 @@ bool Communicator::advance(const std::vector<Operation>& operations, Progress& p
 }
 
 Outcome Communicator::begin(const std::vector<Operation>& operations, Progress& progress) {
+  if (faults_are_set.load(std::memory_order_relaxed)) {
+    if (!progress.rehearsed) rehearse(operations.size(), progress);
+    if (delayed(progress)) return Outcome::later;
+  }
   // Streams order the work that was launched, but not replays of captured graphs beside it.
   while (running_.exchange(true)) {
     if (!progress.may_block) return Outcome::later;
