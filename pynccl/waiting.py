@@ -19,6 +19,9 @@ EAGER = 200e-6
 LONGEST_SLEEP = 1e-3
 # How long a wait inside the driver may keep Ctrl-C waiting, in milliseconds.
 SLICE = 50
+# A wait that may last longer than so many seconds is, for the emulator's search for deadlocks, one
+# without end.
+SHORT = 2.0
 
 SUCCESS, NOT_READY = 0, 600  # of CUresult
 
@@ -65,11 +68,11 @@ def poll(done: Callable[[], bool], timeout: float | None) -> bool:
 
 
 @cache
-def _driver_wait() -> Callable[[int, int], int] | None:
+def _driver_wait() -> Callable[[int, int, bool], int] | None:
     """Return the driver's own wait of limited length, which CUDA's does not have."""
     function = getattr(ctypes.CDLL("libcuda.so.1"), "pynccl_stream_wait", None)
     if function is not None:
-        function.argtypes = [ctypes.c_void_p, ctypes.c_uint]
+        function.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
     return function
 
 
@@ -123,10 +126,15 @@ class StreamWait:
 
         return poll(done, limit)
 
-    def _wait_in_driver(self, wait: Callable[[int, int], int], limit: float | None) -> bool:
+    def _wait_in_driver(self, wait: Callable[[int, int, bool], int], limit: float | None) -> bool:
         slice_ = SLICE if limit is None else min(SLICE, int(limit * 1000) + 1)
         end = None if limit is None else time.monotonic() + limit
-        while (result := wait(self.stream, slice_)) == NOT_READY:
+        for_good = True
+        while True:
+            if end is not None:
+                for_good = end - time.monotonic() > SHORT
+            if (result := wait(self.stream, slice_, for_good)) != NOT_READY:
+                break
             if self.handle.failed():
                 return True
             if end is not None and time.monotonic() >= end:

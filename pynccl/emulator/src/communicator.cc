@@ -97,6 +97,7 @@ ncclResult_t Communicator::claim_rank() {
   mine.device = device_;
   mine.physical_device = physical_device(device_);
   mine.heap_fd = heap.fd();
+  mine.board_fd = own_board_fd();
   mine.heap_base = heap.base();
   mine.heap_bytes = heap.capacity();
   mine.state.store(RankState::joined, std::memory_order_release);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "deadlock.h"
 #include "nccl_abi.h"
 #include "operation.h"
 #include "peer_memory.h"
@@ -190,6 +191,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Whether one was lost. The communicator has failed then, and last_error() tells.
   bool look_for_lost_ranks(const Missing& missing, const Doing& doing);
   std::string why_lost(int rank);
+  // Whether those that are waited for wait for this rank in their turn. The communicator has failed
+  // then.
+  bool look_for_deadlock(LongWait& wait, const Missing& missing, const Doing& doing);
   void report(ncclResult_t code, const std::string& text);
   ncclResult_t failure();
 
@@ -243,17 +247,23 @@ Outcome Communicator::wait(SharedWord& word, const Ready& ready, const IsMissing
     pause();
   }
   constexpr int nap = 50;  // milliseconds
-  const int naps_between_looks = 2 + nranks_ / 32;
-  for (int naps = 1;; ++naps) {
+  const auto between_looks = std::chrono::milliseconds(100 + nranks_);
+  auto next_look = std::chrono::steady_clock::now() + between_looks;
+  LongWait long_wait;
+  while (true) {
     const std::uint32_t seen = word.value.load(std::memory_order_seq_cst);
     if (ready()) return Outcome::ready;
     if (patience != Patience::despite_failure && cannot_go_on()) return Outcome::failed;
     word.sleep(seen, nap);
     if (ready()) return Outcome::ready;
     if (patience == Patience::short_of) return Outcome::later;
-    if (naps % naps_between_looks == 0 && look_for_lost_ranks(missing, doing)) {
+    if (std::chrono::steady_clock::now() < next_look) continue;
+    // In this order: that a rank left may be for a deadlock that it was told of before.
+    if (patience == Patience::endless && look_for_deadlock(long_wait, missing, doing)) {
       return Outcome::failed;
     }
+    if (look_for_lost_ranks(missing, doing)) return Outcome::failed;
+    next_look = std::chrono::steady_clock::now() + between_looks;
   }
 }
 

@@ -1,3 +1,4 @@
+#include "board.h"
 #include "driver.h"
 #include "event.h"
 
@@ -131,11 +132,17 @@ CU_API CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 // Not of CUDA: waits so long at most, and is CUDA_ERROR_NOT_READY where that was not enough. A
-// caller that must look after signals or a timeout waits in slices.
-CU_API CUresult pynccl_stream_wait(CUstream handle, unsigned milliseconds) {
+// caller that must look after signals or a timeout waits in slices. `for_good` is 0 where it will
+// soon give up.
+CU_API CUresult pynccl_stream_wait(CUstream handle, unsigned milliseconds, int for_good) {
   return stream_call(handle, [&](Stream& stream) {
     if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
-    const bool reached = stream.tail().wait_for(std::chrono::milliseconds(milliseconds));
+    const Mark tail = stream.tail();
+    if (tail.reached()) return CUDA_SUCCESS;
+    if (for_good != 0) set_host_waiting_in_slices();
+    const bool reached = tail.wait_for(std::chrono::milliseconds(milliseconds));
+    if (for_good != 0 && !reached) set_host_waiting_in_slices();
+    if (reached) set_host_state(HostState::active);
     return reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   });
 }

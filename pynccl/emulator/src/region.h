@@ -48,6 +48,7 @@ struct alignas(64) RankRecord {
   int device;           // ordinal in its process
   int physical_device;  // on the node
   int heap_fd;
+  int board_fd;
   std::uint64_t heap_base;
   std::uint64_t heap_bytes;
   // Meetings of collectives that this rank has come to: twice the number of the operation.

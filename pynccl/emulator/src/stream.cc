@@ -5,6 +5,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "board.h"
 #include "graph_capture.h"
 
 namespace emu {
@@ -243,6 +244,8 @@ std::vector<Mark> Stream::pending(int device) {
 bool Stream::idle() const { return has_run(enqueued_.load()) && implicitly_after().empty(); }
 
 Mark Stream::push(Item item) {
+  set_host_state(HostState::active);
+  note_step();
   std::unique_lock<std::mutex> lock(mutex_);
   queue_.push_back(std::move(item));
   const std::uint64_t position = enqueued_.fetch_add(1) + 1;
@@ -295,7 +298,9 @@ bool Stream::wait_until(std::uint64_t position, const Deadline* deadline) {
     if (has_run(position) || waiter_can_run() || blocked_) continue;
     ++waiters_;
     if (deadline == nullptr) {
+      set_host_state(HostState::waiting);
       waiters_bell_.wait(lock);
+      set_host_state(HostState::active);
     } else {
       waiters_bell_.wait_until(lock, *deadline);
     }
@@ -322,17 +327,19 @@ void Stream::run(std::unique_lock<std::mutex>& lock, std::uint64_t until, bool h
   if (until != everything) wake_an_executor(lock);
 }
 
+bool Stream::perform_item(const Item& item, bool may_block) {
+  const InWork scope;
+  if (item.step) return item.step(may_block);
+  if (item.work) item.work();
+  return true;
+}
+
 // False where the item was begun only, and waits in its place for a thread that may block.
 bool Stream::run_first(std::unique_lock<std::mutex>& lock, bool may_block) {
   Item item = std::move(queue_.front());
   queue_.pop_front();
   lock.unlock();
-  bool done = true;
-  if (item.step) {
-    done = item.step(may_block);
-  } else if (item.work) {
-    item.work();
-  }
+  const bool done = perform_item(item, may_block);
   if (done) item = Item{};
   lock.lock();
   for_worker_ = !done;
@@ -366,6 +373,7 @@ bool Stream::find_blocked(std::unique_lock<std::mutex>& lock) {
 
 void Stream::finish_item(std::unique_lock<std::mutex>& lock) {
   completed_.fetch_add(1);
+  note_step();
   if (waiters_ > 0) waiters_bell_.notify_all();
   if (subscribers_.empty()) return;
   std::vector<std::shared_ptr<Stream>> waiting;

@@ -113,6 +113,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   // With the lock held.
   void run(std::unique_lock<std::mutex>& lock, std::uint64_t until, bool hurried = false);
   bool run_first(std::unique_lock<std::mutex>& lock, bool may_block);
+  static bool perform_item(const Item& item, bool may_block);
   bool find_blocked(std::unique_lock<std::mutex>& lock);
   void finish_item(std::unique_lock<std::mutex>& lock);
   void wake_an_executor(std::unique_lock<std::mutex>& lock);

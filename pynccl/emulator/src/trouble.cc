@@ -59,6 +59,27 @@ bool Communicator::look_for_lost_ranks(const Missing& missing, const Doing& doin
   return false;
 }
 
+bool Communicator::look_for_deadlock(LongWait& wait, const Missing& missing, const Doing& doing) {
+  std::vector<Awaited> awaited;
+  for (int r = 0; r < nranks_; ++r) {
+    const RankRecord& record = region_->rank(r);
+    const RankState state = record.state.load(std::memory_order_acquire);
+    if (state == RankState::absent || state == RankState::joining || !missing(r)) continue;
+    awaited.push_back({r, record.pid, record.process_start, record.board_fd});
+  }
+  if (awaited.empty()) return false;
+  const std::string told = wait.look(
+      awaited, format("rank %d (process %d) waits on communicator %s in %s", rank_, own_pid(),
+                      region_->name().c_str(), doing().c_str()));
+  if (told.empty()) return false;
+  report(ncclInvalidUsage,
+         format("the ranks wait for each other, and none can go on: %s. Put sends and receives that "
+                "belong together into one group, and issue the operations of several communicators "
+                "in the same order on all ranks",
+                told.c_str()));
+  return true;
+}
+
 // Why nothing more can come from the rank; empty where something may.
 std::string Communicator::why_lost(int rank) {
   const RankRecord& record = region_->rank(rank);
