@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from ctypes import byref, c_int
+from sys import _getframe
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy
 
 from pynccl import bindings, errors
 from pynccl.arrays import Resolved, datatype_of, numpy_dtype, resolve
+from pynccl.call_site import find, sites
 from pynccl.config import CollConfig, structure_of
 from pynccl.groups import group
+from pynccl.recorder import Log, group_number, open_groups
 from pynccl.resources import CustomRedOp
 from pynccl.streams import handle_of, make_wait, same
 from pynccl.types import DataType, RedOp, ScalarResidence
@@ -46,6 +50,7 @@ class Collectives:
     _handle: Handle
     _ordinal: int
     _queue: int
+    _log: Log
 
     def allreduce(
         self,
@@ -267,6 +272,18 @@ class Collectives:
     def _run(self, plan: Plan, config: CollConfig | None) -> Any:
         name, arguments, queue, result = plan
         comm = self._handle.value or self._gone()
+        log = self._log
+        frame = _getframe(2)
+        site = sites.get((id(frame.f_code), frame.f_lasti)) or find(frame)
+        log.cell.value = site.address
+        log.append(
+            (
+                log.next(),
+                perf_counter(),
+                open_groups and group_number(),
+                (name, arguments, queue, site),
+            )
+        )
         if config is not None:
             name += "Config"
             code = getattr(bindings, name)(*arguments, comm, queue, pointer_to(config))
@@ -289,9 +306,11 @@ class Collectives:
         comm = self._handle.value or self._gone()
         with group():
             for send in sends:
+                self._log.message("ncclSend", send, plan.queue)
                 code = bindings.ncclSend(*send, comm, plan.queue)
                 errors.check(code, "ncclSend", comm, send[2])
             for receive in receives:
+                self._log.message("ncclRecv", receive, plan.queue)
                 code = bindings.ncclRecv(*receive, comm, plan.queue)
                 errors.check(code, "ncclRecv", comm, receive[2])
         return plan.result

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import numpy.typing
 
-from pynccl import bindings, errors, library
+from pynccl import bindings, errors, library, recorder
 from pynccl.compute import computing
 from pynccl.condition import Condition
 from pynccl.config import Config, check_settings, structure_of
@@ -66,6 +66,9 @@ class Communicator(Condition):
         made._stream = None
         made.nranks = nranks
         made.rank = rank
+        made._log = recorder.new_log(rank, nranks, ordinal)
+        if value:
+            made._log.opened(value)
         made._wait = StreamWait(ordinal, queue, made._handle, timeout)
         _alive.add(made)
         return made
@@ -117,6 +120,7 @@ class Communicator(Condition):
         queue = 0 if stream is None else handle_of(stream)
         made = cls._make(0, nranks, rank, ordinal, queue, timeout)
         made._stream = stream
+        made._log.identity = recorder.identity_of(ids)
         struct = structure_of(config, Config)
         pointer = None if struct is None else byref(struct)
         target = c_void_p()
@@ -166,10 +170,14 @@ class Communicator(Condition):
         errors.check(
             bindings.ncclCommInitAll(handles, len(ordinals), list_of_devices), "ncclCommInitAll"
         )
-        return [
+        made = [
             cls._make(int(handle or 0), len(ordinals), rank, ordinal, 0, None)
             for rank, (handle, ordinal) in enumerate(zip(handles, ordinals))
         ]
+        identity = recorder.identity_of_process()
+        for comm in made:
+            comm._log.identity = identity
+        return made
 
     @classmethod
     def from_mpi(
@@ -206,12 +214,14 @@ class Communicator(Condition):
         if code not in (Result.SUCCESS, Result.IN_PROGRESS):
             _alive.discard(self)
             self._pending = None
+            self._log.ended("never made")
         errors.check(code, name)
         self._settle()
 
     def _settle(self) -> None:
         if self._pending is not None and self._pending.value:
             self._handle.value = self._pending.value
+            self._log.opened(self._pending.value)
             self._pending = None
 
     def _gone(self) -> int:
@@ -320,6 +330,7 @@ class Communicator(Condition):
                 comm, SPLIT_NOCOLOR if none else color, key, new, struct
             ),
             none,
+            part=f".{color}",
         )
 
     def shrink(
@@ -388,6 +399,8 @@ class Communicator(Condition):
             lambda new, struct: bindings.ncclCommGrow(comm, nranks, pointer, -1, new, struct),
         )
         assert made is not None
+        if unique_id is not None:
+            made._log.alias = recorder.identity_of([unique_id])
         return made
 
     @classmethod
@@ -409,6 +422,7 @@ class Communicator(Condition):
         """
         library.require_gpu()
         made = cls._make(0, nranks, rank, _current(device), 0, None)
+        made._log.identity = recorder.identity_of([unique_id])
         struct = structure_of(config, Config)
         target = made._pending = c_void_p()
         code = bindings.ncclCommGrow(
@@ -423,19 +437,22 @@ class Communicator(Condition):
         return made
 
     def _child(
-        self, name: str, config: Config | None, call: Any, none: bool = False
+        self, name: str, config: Config | None, call: Any, none: bool = False, part: str = ""
     ) -> Communicator | None:
         from cuda.core import Device
 
         Device(self._ordinal).set_current()
         struct = structure_of(config, Config)
         target = c_void_p()
+        identity = self._log.child(name, part)
         code = call(byref(target), None if struct is None else byref(struct))
         errors.check(code, name, self._handle.value)
+        self._log.returned()
         if none:
             return None
         made = self._make(0, -1, -1, self._ordinal, self._queue, self._wait.timeout)
         made._stream = self._stream
+        made._log.identity = identity
         made._pending = target
         made._settle()
         if made._handle.value and code == Result.SUCCESS:
@@ -449,6 +466,7 @@ class Communicator(Condition):
         self.nranks = number.value
         errors.check(bindings.ncclCommUserRank(comm, byref(number)), "ncclCommUserRank", comm)
         self.rank = number.value
+        self._log.rank, self._log.nranks = self.rank, self.nranks
 
     def finalize(self) -> None:
         """Wait for all work; then only ``destroy`` is left (``ncclCommFinalize``, NCCL 2.14.3).
@@ -459,10 +477,12 @@ class Communicator(Condition):
         if self._finalized:
             return
         self._finalized = True
+        self._log.control("ncclCommFinalize")
         code = bindings.ncclCommFinalize(comm)
         errors.check(code, "ncclCommFinalize", comm)
         if code == Result.IN_PROGRESS:
             self.wait_ready()
+        self._log.returned()
 
     def destroy(self) -> None:
         """Finalize and free the communicator (``ncclCommDestroy``). Idempotent.
@@ -481,6 +501,7 @@ class Communicator(Condition):
             raise
         comm, self._handle.value = self._handle.value, 0
         _alive.discard(self)
+        self._log.ended("destroyed")
         errors.check(bindings.ncclCommDestroy(comm), "ncclCommDestroy")
 
     def abort(self) -> None:
@@ -488,6 +509,8 @@ class Communicator(Condition):
         comm, self._handle.value = self.ptr, 0
         _alive.discard(self)
         if comm:
+            self._log.ended("aborted")
+            recorder.ended(f"abort of {self._log.title}")
             errors.check(bindings.ncclCommAbort(comm), "ncclCommAbort")
 
     def __enter__(self) -> Communicator:
@@ -533,6 +556,7 @@ def _abort_the_rest() -> None:
         handle = comm._handle
         value, handle.value = handle.value, 0
         if value:
+            comm._log.ended("aborted")
             bindings.ncclCommAbort(value)
 
 

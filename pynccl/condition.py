@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctypes import byref, c_uint64
 
-from pynccl import bindings, errors
+from pynccl import bindings, errors, recorder
 from pynccl.flags import CommSuspendFlag
 from pynccl.one_sided import OneSided
 from pynccl.types import CommMemStat, Result
@@ -33,7 +33,10 @@ class Condition(OneSided):
         comm = self.ptr or self._gone()
         if not poll(lambda: self._handle.asynchronous_error() != Result.IN_PROGRESS, timeout):
             raise errors.NCCLTimeout(
-                Result.TIMEOUT, "wait_ready", f"still in progress after {timeout:g} s"
+                Result.TIMEOUT,
+                "wait_ready",
+                f"still in progress after {timeout:g} s",
+                report=recorder.failed(comm, f"wait_ready: timeout after {timeout:g} s"),
             )
         errors.check(self._handle.asynchronous_error(), "ncclCommGetAsyncError", comm)
 

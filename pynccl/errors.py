@@ -30,11 +30,14 @@ class NCCLError(RuntimeError):
         result: the code: a ``pynccl.Result``, or the bare number of a code not known here
         function: the function of ``nccl.h`` that was called
         detail: NCCL's own account of it (``ncclGetLastError``), possibly empty
+        report: the last operations of the communicator on this rank, where it is a matter of them
     """
 
     _kind = ""  # in place of the result's name, in the text
 
-    def __init__(self, result: int, function: str, detail: str = "", hint: str = "") -> None:
+    def __init__(
+        self, result: int, function: str, detail: str = "", hint: str = "", report: str = ""
+    ) -> None:
         try:
             self.result: int = Result(result)
             name = Result(result).name
@@ -43,15 +46,18 @@ class NCCLError(RuntimeError):
             name = f"result code {result}"
         self.function = function
         self.detail = detail
+        self.report = report
         text = f"{function}: {self._kind or name.lower().replace('_', ' ')}"
         if detail:
             text += f": {detail}"
         if hint:
             text += f" ({hint})"
+        if report:
+            text += f"\n{report}"
         super().__init__(text)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (int(self.result), self.function, self.detail))
+        return (type(self), (int(self.result), self.function, self.detail, "", self.report))
 
 
 class NCCLCudaError(NCCLError):
@@ -132,12 +138,21 @@ _NO_DRIVER = (
 )
 
 
-def make(result: int, function: str, detail: str = "", hint: str = "") -> NCCLError:
+def make(
+    result: int, function: str, detail: str = "", hint: str = "", report: str = ""
+) -> NCCLError:
     """Return the exception that stands for a result code."""
-    return _CLASSES.get(result, NCCLError)(result, function, detail, hint)
+    return _CLASSES.get(result, NCCLError)(result, function, detail, hint, report)
 
 
-def check(result: int, function: str, comm: int = 0, datatype: int | None = None) -> None:
+def check(
+    result: int,
+    function: str,
+    comm: int = 0,
+    datatype: int | None = None,
+    *,
+    recorded: bool = False,
+) -> None:
     """Raise the exception for a result code other than success and in-progress.
 
     Args:
@@ -145,6 +160,8 @@ def check(result: int, function: str, comm: int = 0, datatype: int | None = None
         function: its name in ``nccl.h``
         comm: the communicator's handle, for NCCL's account of the error
         datatype: of the call's elements, which the loaded libnccl may be too old for
+        recorded: the error came after its call: its text ends with the communicator's last
+            operations, as it always does where ranks or the machine went wrong
     """
     if result in (Result.SUCCESS, Result.IN_PROGRESS):
         return
@@ -161,7 +178,11 @@ def check(result: int, function: str, comm: int = 0, datatype: int | None = None
     hint = ""
     if result == Result.UNHANDLED_CUDA_ERROR and not library.gpu_answers():
         hint = _NO_DRIVER
-    raise make(result, function, detail, hint)
+    report = ""
+    if comm and (recorded or result != Result.INVALID_ARGUMENT):
+        recorder: Any = import_module("pynccl.recorder")
+        report = recorder.failed(comm, f"{function}: {detail}")
+    raise make(result, function, detail, hint, report)
 
 
 def _check_datatype(datatype: int, loaded: Any) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from ctypes import byref
 from dataclasses import dataclass
 
-from pynccl import bindings, errors, library
+from pynccl import bindings, errors, library, recorder
 from pynccl.errors import NCCLNotSupported
 from pynccl.functions import FUNCTIONS
 from pynccl.types import DataType, RedOp, initialized, version_text
@@ -29,6 +29,7 @@ class GroupSimInfo:
 def group_start() -> None:
     """Begin to collect this thread's calls (``ncclGroupStart``, NCCL 2.3.5). Groups nest."""
     errors.check(bindings.ncclGroupStart(), "ncclGroupStart")
+    recorder.group_started()
 
 
 def group_end(*, simulate: bool = False) -> GroupSimInfo | None:
@@ -43,6 +44,7 @@ def group_end(*, simulate: bool = False) -> GroupSimInfo | None:
         NCCLError: a call in the group failed, and nothing of it was launched
     """
     if not simulate:
+        recorder.group_ended()
         errors.check(bindings.ncclGroupEnd(), "ncclGroupEnd")
         return None
     if not bindings.available("ncclGroupSimulateEnd"):
@@ -52,6 +54,7 @@ def group_end(*, simulate: bool = False) -> GroupSimInfo | None:
         raise NCCLNotSupported(
             "ncclGroupSimulateEnd", since, version_text(loaded.version), loaded.path
         )
+    recorder.group_ended()
     info = initialized("ncclSimInfo_t", library.load().version)
     errors.check(bindings.ncclGroupSimulateEnd(byref(info)), "ncclGroupSimulateEnd")
     return GroupSimInfo(float(info.estimatedTime))
@@ -62,6 +65,7 @@ def discard() -> None:
 
     NCCL launches nothing of a group in which a call failed; so one is made to fail.
     """
+    recorder.group_ended()
     bindings.ncclAllReduce(0, 0, 0, DataType.INT8, RedOp.SUM, 0, 0)
     bindings.ncclGroupEnd()  # its error is the one that was provoked
 

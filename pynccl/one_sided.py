@@ -84,18 +84,18 @@ class OneSided(Uneven):
         if peer_window_offset < 0:
             raise ValueError(f"peer_window_offset {peer_window_offset} must not be negative")
         comm = self._handle.value or self._gone()
+        queue = self._stream_for(stream, buffer)
+        put = (buffer.ptr, buffer.count, buffer.datatype, peer)
+        self._log.message("ncclPutSignal", put, queue)
         code = bindings.ncclPutSignal(
-            buffer.ptr,
-            buffer.count,
-            buffer.datatype,
-            peer,
+            *put,
             peer_window.handle,
             peer_window_offset,
             signal_index,
             context,
             flags,
             comm,
-            self._stream_for(stream, buffer),
+            queue,
         )
         errors.check(code, "ncclPutSignal", comm)
 
@@ -112,6 +112,7 @@ class OneSided(Uneven):
         self._check_root(peer, "peer")
         comm = self._handle.value or self._gone()
         queue = self._queue if stream is None else handle_of(stream)
+        self._log.message("ncclSignal", (peer,), queue)
         code = bindings.ncclSignal(peer, signal_index, context, flags, comm, queue)
         errors.check(code, "ncclSignal", comm)
 
@@ -131,5 +132,8 @@ class OneSided(Uneven):
         structs = (kind * len(wanted))(
             *(kind(d.op_count, d.peer, d.signal_index, d.context) for d in wanted)
         )
+        peers = {desc.peer for desc in wanted}
+        peer = peers.pop() if len(peers) == 1 else -1
+        self._log.message("ncclWaitSignal", (peer,), queue)
         code = bindings.ncclWaitSignal(len(wanted), ctypes.addressof(structs), comm, queue)
         errors.check(code, "ncclWaitSignal", comm)

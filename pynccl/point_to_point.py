@@ -57,9 +57,9 @@ class PointToPoint(Prepared):
         buffer = self._buffer(buf, "buf")
         queue = self._stream_for(stream, buffer)
         comm = self._handle.value or self._gone()
-        code = getattr(bindings, name)(
-            buffer.ptr, buffer.count, buffer.datatype, peer, comm, queue
-        )
+        arguments = (buffer.ptr, buffer.count, buffer.datatype, peer)
+        self._log.message(name, arguments, queue)
+        code = getattr(bindings, name)(*arguments, comm, queue)
         if code:
             errors.check(code, name, comm, buffer.datatype)
         return buf

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import _getframe
+from time import perf_counter
 from typing import Any
 
 from pynccl import bindings, errors
 from pynccl.arrays import resolve
+from pynccl.call_site import find
 from pynccl.collectives import Collectives, Plan, pointer_to
 from pynccl.config import CollConfig
 from pynccl.functions import FUNCTIONS
+from pynccl.recorder import group_number, open_groups
 from pynccl.streams import make_wait, same
 
 __all__ = ["Prepared"]
@@ -32,7 +36,8 @@ class Prepared(Collectives):
     def prepare(self, operation: str, *buffers: Any, **arguments: Any) -> Callable[[], Any]:
         """Settle a collective's arguments once; each call of what is returned issues it.
 
-        A call returns the receive buffer. The arrays are kept, and must stay where they are.
+        A call returns the receive buffer. The arrays are kept, and must stay where they are. The
+        recorder and the emulator name the line of ``prepare``.
 
         Args:
             operation: the name of a collective method, such as ``"allreduce"``
@@ -62,6 +67,9 @@ class Prepared(Collectives):
         name, arguments, queue, result = plan
         handle, ordinal, gone = self._handle, self._ordinal, self._gone
         datatype = arguments[3]
+        site = find(_getframe(2))
+        address, record = site.address, (name, arguments, queue, site)
+        log, append, number = self._log, self._log.append, self._log.next
         tail: tuple[Any, ...] = (queue,)
         if config is not None:
             name += "Config"
@@ -73,7 +81,10 @@ class Prepared(Collectives):
             if producers:
                 for producer in producers:
                     make_wait(queue, producer, ordinal)
-            code = function(*head, handle.value or gone(), *tail)
+            comm = handle.value or gone()
+            log.cell.value = address
+            append((number(), perf_counter(), open_groups and group_number(), record))
+            code = function(*head, comm, *tail)
             if code:
                 errors.check(code, name, handle.value, datatype)
             return result

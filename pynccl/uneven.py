@@ -87,9 +87,9 @@ class Uneven(PointToPoint):
                 if count == 0:
                     continue
                 source = send.ptr if root == self.rank else pointer
-                code = bindings.ncclBroadcast(
-                    source, pointer, count, send.datatype, root, comm, queue
-                )
+                arguments = (source, pointer, count, send.datatype, root)
+                self._log.collective("ncclBroadcast", arguments, queue)
+                code = bindings.ncclBroadcast(*arguments, comm, queue)
                 errors.check(code, "ncclBroadcast", comm)
         return recvbuf
 
@@ -215,9 +215,9 @@ class Uneven(PointToPoint):
                 if count == 0:
                     continue
                 target = recv.ptr if root == self.rank else pointer
-                code = bindings.ncclReduce(
-                    pointer, target, count, send.datatype, op, root, comm, queue
-                )
+                arguments = (pointer, target, count, send.datatype, op, root)
+                self._log.collective("ncclReduce", arguments, queue)
+                code = bindings.ncclReduce(*arguments, comm, queue)
                 errors.check(code, "ncclReduce", comm)
         return recvbuf
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ctypes import byref, c_int
 from functools import cache
 
-from pynccl import bindings, errors
+from pynccl import bindings, errors, recorder
 from pynccl.streams import check_driver, on_device
 from pynccl.types import Result
 
@@ -50,7 +50,12 @@ class Handle:
 
     def raise_asynchronous_error(self) -> None:
         """Raise for an error that happened after a call returned."""
-        errors.check(self.asynchronous_error(), "an operation of the communicator", self.value)
+        errors.check(
+            self.asynchronous_error(),
+            "an operation of the communicator",
+            self.value,
+            recorded=True,
+        )
 
 
 def poll(done: Callable[[], bool], timeout: float | None) -> bool:
@@ -103,6 +108,8 @@ class StreamWait:
         """
         limit = self.timeout if timeout is None else timeout
         wait = _driver_wait()
+        log = recorder.of(self.handle.value)
+        issued = log.issued if log is not None else 0
         with on_device(self.device):
             done = self._ask(limit) if wait is None else self._wait_in_driver(wait, limit)
         if not done:
@@ -111,8 +118,11 @@ class StreamWait:
                 "synchronize",
                 f"the stream's work was not done after {limit:g} s; a rank may not have come to an "
                 "operation. The communicator can be aborted",
+                report=recorder.failed(self.handle.value, f"timeout after {limit:g} s"),
             )
         self.handle.raise_asynchronous_error()
+        if log is not None:
+            log.synchronized(self.stream, issued)
 
     def _ask(self, limit: float | None) -> bool:
         from cuda.bindings import driver

@@ -1,0 +1,84 @@
+"""Leaving the flight record when a signal ends the process.
+
+A launcher ends the ranks of a failed job with SIGTERM. Python runs a handler only between two of
+its instructions, and a rank that hangs may be inside MPI or NCCL; so a thread that waits for the
+signal's number does it, and ends the process as the signal would have done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from types import FrameType
+
+from pynccl import recorder
+
+__all__ = ["watch"]
+
+SIGNALS = (signal.SIGTERM, signal.SIGABRT)
+# Seconds after which a process ends without its record: the folder may not answer.
+PATIENCE = 5
+_ending = threading.Lock()
+
+
+def watch() -> None:
+    """Leave the record at SIGTERM and SIGABRT, unless the program has a handler of its own.
+
+    Without effect outside the main thread, which alone may set handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    ours = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _handle)
+    if not ours:
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    if before != -1:  # an event loop's: the handlers above must do
+        signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        os.close(reading)
+        os.close(writing)
+    else:
+        threading.Thread(
+            target=_listen, args=(reading,), name="pynccl flight recorder", daemon=True
+        ).start()
+    os.register_at_fork(after_in_child=_forget if before == -1 else _restore)
+
+
+def _listen(reading: int) -> None:
+    while True:
+        for number in os.read(reading, 64):
+            if number in SIGNALS and signal.getsignal(number) == _handle:
+                _end(number)
+
+
+def _handle(number: int, _frame: FrameType | None) -> None:
+    _end(number)
+
+
+def _end(number: int) -> None:
+    """Leave the record and let the signal do what it does without a handler, from any thread."""
+    if not _ending.acquire(blocking=False):
+        return
+    libc = ctypes.CDLL(None)  # signal.signal is for the main thread alone
+    libc.signal(signal.SIGALRM, None)
+    signal.alarm(PATIENCE)
+    recorder.ended(signal.Signals(number).name)
+    libc.signal(number, None)
+    os.kill(os.getpid(), number)
+
+
+def _forget() -> None:
+    """Undo ``watch`` in a forked child: it has no thread, and the pipe is its parent's."""
+    signal.set_wakeup_fd(-1)
+    _restore()
+
+
+def _restore() -> None:
+    for number in SIGNALS:
+        if signal.getsignal(number) == _handle:
+            signal.signal(number, signal.SIG_DFL)

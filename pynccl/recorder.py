@@ -1,0 +1,446 @@
+"""The flight recorder: what each communicator was last asked for, from where, and how far it came.
+
+It is always on. A call leaves a tuple of numbers in a ring; words are made of it only when
+something has failed, or a program asks. The record of every rank can be written to a folder
+(``PYNCCL_TRACE``), where ``python -m pynccl trace`` lays them side by side.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from sys import _getframe
+from threading import get_ident
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pynccl.call_site import Site, find
+from pynccl.functions import FUNCTIONS
+from pynccl.types import DataType, RedOp
+
+if TYPE_CHECKING:
+    from pynccl.unique_id import UniqueId
+
+__all__ = ["Log", "Operation", "dump", "logs", "of", "report"]
+
+DEFAULT_SIZE = 1024
+ENDED = 8  # communicators that are remembered after their end
+SHOWN = 6  # operations in a report
+MESSAGES = ("ncclSend", "ncclRecv", "ncclPutSignal", "ncclSignal", "ncclWaitSignal")
+
+
+class Operation(NamedTuple):
+    """An operation as the record tells it.
+
+    Attributes:
+        number: its place among all that this rank asked of the communicator, from 1
+        kind: ``"collective"``, ``"message"`` or ``"control"`` (split, grow, finalize)
+        ordinal: its place among the collectives and controls; of a message, among those of the same
+            function with the same peer. So equal ordinals belong together on different ranks
+        function: NCCL's
+        elements, dtype, nbytes: of what the call names; 0 and "" where there are none
+        op, root, peer: None where the function has none
+        stream: CUDA's handle
+        group: number of the group it was in; 0 for none
+        site: file and line
+        time: seconds of ``time.perf_counter``
+        known: the same of the moment at which a synchronize told that it was done, or None
+        state: ``"completed"``; ``"not completed"``; ``"issued"`` where nobody can tell
+    """
+
+    number: int
+    kind: str
+    ordinal: int
+    function: str
+    elements: int
+    dtype: str
+    nbytes: int
+    op: str | None
+    root: int | None
+    peer: int | None
+    stream: int
+    group: int
+    site: str
+    time: float
+    known: float | None
+    state: str
+
+    def __str__(self) -> str:
+        return f"#{self.number} {self.call}  {self.site}  {self.state}"
+
+    @property
+    def call(self) -> str:
+        """The function and its arguments, such as ``ncclReduce(1024 float32, sum, root 0)``."""
+        parts = [f"{self.elements} {self.dtype}"] if self.dtype else []
+        parts += [self.op] if self.op else []
+        parts += [f"root {self.root}"] if self.root is not None else []
+        if self.peer is not None:
+            to = "from" if self.function in ("ncclRecv", "ncclWaitSignal") else "to"
+            parts += [f"{to} {self.peer}"]
+        return f"{self.function}({', '.join(parts)})"
+
+
+class Log:
+    """The record of one communicator on one rank.
+
+    Attributes:
+        rank, nranks, device: of the communicator; -1 until they are known
+        identity: a name that is the same on all its ranks and no other communicator's
+        alias: another such name; "" for none
+        cell: where the next call's site is put for the library to read
+        append: takes ``(number, time, group or falsy, (function, arguments, queue, site))``, and
+            after these, for a message, ``(messages so far, ordinal)``; for a control, how many
+        next: the function that returns the next number
+        state: ``"alive"``, ``"destroyed"``, ``"aborted"``
+    """
+
+    __slots__ = (
+        "_children",
+        "_controls",
+        "_messages",
+        "_peers",
+        "_pending",
+        "_progress",
+        "_ring",
+        "_synchronized",
+        "alias",
+        "append",
+        "cell",
+        "device",
+        "handle",
+        "identity",
+        "next",
+        "nranks",
+        "rank",
+        "state",
+    )
+
+    def __init__(self, rank: int, nranks: int, device: int) -> None:
+        self.rank, self.nranks, self.device = rank, nranks, device
+        self.identity = self.alias = ""
+        self._children: defaultdict[str, count[int]] = defaultdict(count)
+        self.state = "alive"
+        self.handle = 0
+        self.cell: Any = ctypes.c_size_t()
+        self._ring: deque[tuple[Any, ...]] = deque(maxlen=size())
+        self.append: Callable[[tuple[Any, ...]], None] = self._ring.append
+        self.next: Callable[[], int] = count(1).__next__
+        self._messages = self._controls = self._pending = 0
+        self._peers: defaultdict[tuple[str, int], count[int]] = defaultdict(lambda: count(1))
+        self._synchronized: deque[tuple[int, int, float]] = deque(maxlen=256)
+        self._progress: tuple[int, int] | None = None
+
+    def opened(self, handle: int) -> None:
+        """Take NCCL's handle."""
+        self.handle = handle
+        _by_handle[handle] = self
+        function = _of_emulator("pynccl_call_site", ctypes.c_void_p, ctypes.c_void_p)
+        address = function(handle) if function is not None else None
+        if address:
+            self.cell = ctypes.c_size_t.from_address(address)
+
+    def ended(self, state: str) -> None:
+        """Note the end, before NCCL frees the communicator: nothing is asked of it any more."""
+        if self.handle:
+            self._progress = self.progress()
+            self.cell = ctypes.c_size_t()
+            _by_handle.pop(self.handle, None)
+            self.handle = 0
+        self.state = state
+        _alive.pop(id(self), None)
+        if self._ring:
+            _ended.append(self)
+
+    def message(self, function: str, arguments: tuple[Any, ...], queue: int) -> None:
+        """Record a send, a receive or a signal, from the caller's caller."""
+        site = find(_getframe(2))
+        self.cell.value = site.address
+        self._messages += 1
+        ordinal = next(self._peers[function, arguments[-1]])
+        call = (function, arguments, queue, site)
+        group = open_groups and group_number()
+        self.append((self.next(), perf_counter(), group, call, (self._messages, ordinal)))
+
+    def collective(self, function: str, arguments: tuple[Any, ...], queue: int) -> None:
+        """Record a collective, where the way there is not worth to be written out."""
+        site = find(_getframe(2))
+        self.cell.value = site.address
+        call = (function, arguments, queue, site)
+        self.append((self.next(), perf_counter(), open_groups and group_number(), call))
+
+    def control(self, function: str) -> None:
+        """Record a call that all ranks make and that blocks; ``returned`` follows."""
+        self._controls += 1
+        self._pending = self.next()
+        call = (function, (), 0, find(_getframe(2)))
+        self.append((self._pending, perf_counter(), 0, call, self._controls))
+
+    def child(self, function: str, part: str) -> str:
+        """Record a split or a grow, and return the identity of the communicator it makes.
+
+        A shrink is not in the record: only the ranks that stay come to it.
+
+        Args:
+            part: what tells the communicators apart that one call makes
+        """
+        if function != "ncclCommShrink":
+            self.control(function)
+        verb = function.removeprefix("ncclComm").lower()
+        return f"{self.identity}/{verb}{next(self._children[function])}{part}"
+
+    def returned(self) -> None:
+        """Note that the last control came back."""
+        self._pending = 0
+
+    @property
+    def issued(self) -> int:
+        """Number of the last operation."""
+        return self._ring[-1][0] if self._ring else 0
+
+    def synchronized(self, queue: int, number: int) -> None:
+        """Note that what was queued up to an operation is done on a stream."""
+        self._synchronized.append((queue, number, perf_counter()))
+
+    def progress(self) -> tuple[int, int] | None:
+        """Return how many operations the library was given and has done, where it tells."""
+        if not self.handle:
+            return self._progress
+        counts = (ctypes.c_ulonglong * 2)()
+        function = _of_emulator(
+            "pynccl_comm_progress", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
+        )
+        if function is None or function(self.handle, counts):
+            return None
+        return counts[0], counts[1]
+
+    def operations(self, last: int | None = None) -> list[Operation]:
+        """Return what the ring holds, oldest first; at most the last so many."""
+        progress = self.progress()
+        records = list(self._ring.copy())
+        done = self._done(records, progress)
+        messages, controls = self._messages, self._controls
+        made: list[Operation] = []
+        for record in reversed(records[-last:] if last else records):
+            number, extra = record[0], record[4] if len(record) > 4 else None
+            kind, ordinal = "collective", number - messages
+            if isinstance(extra, tuple):
+                kind, ordinal, messages = "message", extra[1], extra[0] - 1
+            known = self._known(record)
+            if isinstance(extra, int):
+                kind, completed = "control", number != self._pending
+                controls = extra - 1
+            else:
+                completed = known is not None or (done is not None and number - controls <= done)
+            state = "completed" if completed else "issued"
+            if state == "issued" and (done is not None or kind == "control"):
+                state = "not completed"
+            made.append(_operation(record, kind, ordinal, known, state))
+        return made[::-1]
+
+    def _done(
+        self, records: list[tuple[Any, ...]], progress: tuple[int, int] | None
+    ) -> int | None:
+        """Return how many operations other than controls the library has done, as we count."""
+        if progress is None or not records:
+            return None
+        given, completed = progress
+        ours = records[-1][0] - self._controls
+        # Calls of pynccl.bindings are not in the record; they count as the earliest.
+        return int(completed - max(0, given - ours))
+
+    def _known(self, record: tuple[Any, ...]) -> float | None:
+        number, queue = record[0], record[3][2]
+        for stream, upto, when in self._synchronized.copy():
+            if stream == queue and number <= upto:
+                return when
+        return None
+
+    @property
+    def title(self) -> str:
+        """The communicator in words."""
+        return f"rank {self.rank} of {self.nranks}, communicator {self.identity or '?'}"
+
+
+def size() -> int:
+    """Return how many operations a communicator's record holds (``PYNCCL_TRACE_SIZE``)."""
+    text = os.environ.get("PYNCCL_TRACE_SIZE", "").strip()
+    if not text:
+        return DEFAULT_SIZE
+    if not text.isdecimal():
+        raise ValueError(f"PYNCCL_TRACE_SIZE is {text!r}; it must be a number of operations, or 0")
+    return int(text)
+
+
+# Thread -> [number of its outermost group, depth]. Empty outside groups, which costs a call least.
+open_groups: dict[int, list[int]] = {}
+_groups = count(1)
+_in_process = count()
+_alive: dict[int, Log] = {}
+_ended: deque[Log] = deque(maxlen=ENDED)
+_by_handle: dict[int, Log] = {}
+_arranged = False
+
+
+def new_log(rank: int, nranks: int, device: int) -> Log:
+    """Return a communicator's empty record, which is in every dump until the communicator ends."""
+    global _arranged
+    if not _arranged and os.environ.get("PYNCCL_TRACE"):
+        from pynccl import record_file
+
+        _arranged = True
+        record_file.begin()
+    log = Log(rank, nranks, device)
+    _alive[id(log)] = log
+    return log
+
+
+def logs() -> list[Log]:
+    """Return the records of all communicators, the last ended ones first."""
+    return [*_ended, *_alive.values()]
+
+
+def of(handle: int) -> Log | None:
+    """Return the record of a communicator by NCCL's handle."""
+    return _by_handle.get(handle)
+
+
+def identity_of(ids: Sequence[UniqueId]) -> str:
+    """Return what names the communicator that is made with unique ids, on all of its ranks."""
+    return sha256(b"".join(map(bytes, ids))).hexdigest()[:8]
+
+
+def identity_of_process() -> str:
+    """Return a name for the communicators that one call makes for several GPUs of a process."""
+    return f"{socket.gethostname()}.{os.getpid()}.{next(_in_process)}"
+
+
+def group_started() -> None:
+    """Note that this thread began a group."""
+    entry = open_groups.setdefault(get_ident(), [0, 0])
+    if entry[1] == 0:
+        entry[0] = next(_groups)
+    entry[1] += 1
+
+
+def group_ended() -> None:
+    """Note that this thread ended a group."""
+    entry = open_groups.get(get_ident())
+    if entry is not None:
+        entry[1] -= 1
+        if entry[1] <= 0:
+            del open_groups[get_ident()]
+
+
+def group_number() -> int:
+    """Return the number of this thread's group; 0 outside of one."""
+    entry = open_groups.get(get_ident())
+    return entry[0] if entry is not None else 0
+
+
+def _of_emulator(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function that only the emulator's library has; None where it has not."""
+    from pynccl import library
+
+    function = getattr(library.load().cdll, name, None)
+    if function is not None:
+        function.restype, function.argtypes = result, arguments
+    return function
+
+
+def _operation(
+    record: tuple[Any, ...], kind: str, ordinal: int, known: float | None, state: str
+) -> Operation:
+    number, time, group, (function, arguments, queue, site) = record[:4]
+    function = function.removesuffix("Config")
+    words: dict[str, Any] = {}
+    if kind == "message":
+        words["peer"] = arguments[-1] if arguments[-1] >= 0 else None
+        if len(arguments) == 4:
+            words["count"], words["datatype"] = arguments[1:3]
+    elif kind == "collective":
+        names = [name.removeprefix("send").removeprefix("recv") for name in FUNCTIONS[function][2]]
+        words = dict(zip(names, arguments))
+    dtype, nbytes = "", 0
+    if "datatype" in words:
+        datatype = DataType(_plain(words["datatype"]))
+        dtype, nbytes = datatype.name.lower(), _plain(words["count"]) * datatype.itemsize
+    op = _plain(words["op"]) if "op" in words else None
+    return Operation(
+        number,
+        kind,
+        ordinal,
+        function,
+        _plain(words.get("count", 0)),
+        dtype,
+        nbytes,
+        None if op is None else RedOp(op).name.lower() if op < len(RedOp) else "custom",
+        _plain(words["root"]) if "root" in words else None,
+        words.get("peer"),
+        _plain(queue),
+        group or 0,
+        site.text if isinstance(site, Site) else "?",
+        time,
+        known,
+        state,
+    )
+
+
+def _plain(value: Any) -> int:
+    """Return the number in one of ctypes' objects, or the number itself."""
+    return int(getattr(value, "value", value) or 0)
+
+
+def report(log: Log, last: int = SHOWN) -> str:
+    """Return the last operations of a communicator, a line each; empty where there were none."""
+    operations = log.operations(last)
+    if not operations:
+        return ""
+    lines = [f"last operations of {log.title} ({log.issued} in all):"]
+    return "\n".join([*lines, *(f"  {operation}" for operation in operations)])
+
+
+def failed(handle: int, what: str) -> str:
+    """Return the report for the text of an error, and write the record where one is wanted.
+
+    Never raises: the error itself matters more.
+    """
+    try:
+        log = of(handle)
+        text = report(log) if log is not None else ""
+    except Exception as error:
+        text = f"(the flight recorder failed: {type(error).__name__}: {error})"
+    ended(what)
+    return text
+
+
+def ended(reason: str) -> None:
+    """Write the record if ``PYNCCL_TRACE`` names a folder. Never raises."""
+    if os.environ.get("PYNCCL_TRACE"):
+        from pynccl import record_file
+
+        record_file.write_quietly(reason)
+
+
+def dump(folder: str | os.PathLike[str] | None = None) -> Path:
+    """Write this process's record, for ``python -m pynccl trace``, and return the file.
+
+    A later dump replaces it.
+
+    Args:
+        folder: None for the one that ``PYNCCL_TRACE`` names; made where it does not exist
+    Raises:
+        ValueError: neither names a folder
+        OSError: the file cannot be written
+    """
+    from pynccl import record_file
+
+    folder = folder or os.environ.get("PYNCCL_TRACE")
+    if not folder:
+        raise ValueError("folder is None, and PYNCCL_TRACE is not set: name a folder")
+    return record_file.write(Path(folder), "dump()")
