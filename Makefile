@@ -53,7 +53,6 @@ demo: $(VENV)/ready-examples $(VENV)/ready-emulator
 test: test-single test-mpi test-mpich test-python
 
 test-single: $(VENV)/ready-test
-	scripts/install_slurm
 	@echo "== the tests of one process"
 	$(PYTEST) tests --ignore=tests/mpi $(PYTEST_ARGS)
 
@@ -105,6 +104,7 @@ bench: $(VENV)/ready-test $(VENV)/ready-emulator
 	$(BIN)/python benchmarks/call_path.py
 	$(MPIRUN) -n 2 $(BIN)/python -m mpi4py benchmarks/collectives.py
 	$(MPIRUN) -n 4 $(BIN)/python -m mpi4py benchmarks/collectives.py
+	$(BIN)/python benchmarks/startup.py 2 16 64
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/growth.py --soak 20000
 

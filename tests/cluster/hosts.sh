@@ -1,18 +1,37 @@
 #!/usr/bin/env bash
 # Hosts on one machine: each has its own name, network and /dev/shm; files are shared.
 #   hosts.sh up STATE | down STATE | on STATE HOST command...
-# Needs root, iproute2 and util-linux. STATE is a folder. The hosts are n0 and n1.
+#   hosts.sh address STATE        the first three numbers of the hosts' addresses
+# Needs root, iproute2 and util-linux. STATE is a folder. The hosts are n0 and n1. Names of interfaces
+# and addresses are STATE's own, so that several pairs of hosts may be up at a time.
 set -euo pipefail
 
-bridge=pynccl0
-net=10.77.0
 state=$2
+
+# Takes the first number whose bridge does not exist: who makes it, has it.
+take() {
+    for number in $(seq 1 250); do
+        if ip link add "pynccl$number" type bridge 2>/dev/null; then
+            echo "$number" >"$state/number"
+            return
+        fi
+    done
+    echo "no bridge could be made: $(ip link add pynccl251 type bridge 2>&1)" >&2
+    exit 1
+}
+
+name() {
+    number=$(cat "$state/number")
+    bridge=pynccl$number
+    net=10.77.$number
+}
 
 up() {
     mkdir -p "$state"
-    ip link add $bridge type bridge
-    ip addr add $net.1/24 dev $bridge
-    ip link set $bridge up
+    take
+    name
+    ip addr add "$net.1/24" dev "$bridge"
+    ip link set "$bridge" up
     printf '%s\n' '127.0.0.1 localhost' "$net.1 head $(hostname -s)" "$net.10 n0" "$net.11 n1" >"$state/hosts"
     for i in 0 1; do
         # shellcheck disable=SC2016  # expanded by the inner shell
@@ -25,8 +44,8 @@ up() {
     for i in 0 1; do
         for _ in $(seq 50); do [[ ! -e $state/n$i.ready ]] || break; sleep 0.1; done
         pid=$(cat "$state/n$i.pid")
-        ip link add pynccl-n$i type veth peer name eth0 netns "$pid"
-        ip link set pynccl-n$i master $bridge up
+        ip link add "$bridge-n$i" type veth peer name eth0 netns "$pid"
+        ip link set "$bridge-n$i" master "$bridge" up
         nsenter -t "$pid" -n sh -c "ip link set lo up; ip addr add $net.$((10 + i))/24 dev eth0
             ip link set eth0 up; ip route add default via $net.1"
     done
@@ -37,8 +56,10 @@ down() {
         kill "$(cat "$file")" 2>/dev/null || true
         rm -f "$file"
     done
-    for i in 0 1; do ip link del pynccl-n$i 2>/dev/null || true; done
-    ip link del $bridge 2>/dev/null || true
+    [[ -e $state/number ]] || exit 0
+    name
+    for i in 0 1; do ip link del "$bridge-n$i" 2>/dev/null || true; done
+    ip link del "$bridge" 2>/dev/null || true
 }
 
 on() {
@@ -51,5 +72,6 @@ case $1 in
     up) up ;;
     down) down ;;
     on) shift 2 && on "$@" ;;
-    *) sed -n 2,4p "$0" && exit 2 ;;
+    address) name && echo "$net" ;;
+    *) sed -n 2,5p "$0" && exit 2 ;;
 esac

@@ -8,13 +8,14 @@ dir=$2
 export SLURM_CONF=$dir/slurm.conf
 
 up() {
+    net=$("$here/hosts.sh" address "$3")
     mkdir -p "$dir"/{state,log,spool-n0,spool-n1}
     for i in 0 1 2 3; do mknod "$dir/gpu$i" c 1 3; done
     cat >"$SLURM_CONF" <<CONF
 ClusterName=pynccl
-SlurmctldHost=$(hostname -s)(10.77.0.1)
-SlurmctldPort=16817
-SlurmdPort=16818
+SlurmctldHost=$(hostname -s)($net.1)
+SlurmctldPort=$((16817 + 2 * ${net##*.}))
+SlurmdPort=$((16818 + 2 * ${net##*.}))
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
@@ -39,8 +40,8 @@ SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
 ReturnToService=2
 KillWait=3
 GresTypes=gpu
-NodeName=n0 NodeAddr=10.77.0.10 CPUs=4 CoresPerSocket=4 RealMemory=1000 Gres=gpu:4
-NodeName=n1 NodeAddr=10.77.0.11 CPUs=4 CoresPerSocket=4 RealMemory=1000 Gres=gpu:4
+NodeName=n0 NodeAddr=$net.10 CPUs=4 CoresPerSocket=4 RealMemory=1000 Gres=gpu:4
+NodeName=n1 NodeAddr=$net.11 CPUs=4 CoresPerSocket=4 RealMemory=1000 Gres=gpu:4
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 CONF
     printf 'AutoDetect=off\nNodeName=n[0-1] Name=gpu File=%s/gpu[0-3]\n' "$dir" >"$dir/gres.conf"

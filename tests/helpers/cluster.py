@@ -81,7 +81,7 @@ def slurm(folder):
     """Bring up Slurm on two hosts."""
     for program in ("slurmctld", "slurmd", "sbatch", "scontrol"):
         if shutil.which(program) is None:
-            pytest.skip(f"needs Slurm's {program}: scripts/install_slurm, as root")
+            pytest.skip(f"needs Slurm's {program}: by apt, as root: scripts/install_slurm")
     with hosts(folder / "hosts") as state:
         try:
             up = _command(SCRIPTS / "slurm.sh", "up", folder, state, check=False)
