@@ -89,7 +89,7 @@ test-gpu: $(VENV)/ready-test
 
 # mpi4py's own tests with pynccl.mpi.Comm in the place of MPI's communicators.
 .PHONY: mpi4py-tests
-mpi4py-tests: $(VENV)/ready-test $(VENV)/ready-emulator
+mpi4py-tests: $(VENV)/ready-ranks $(VENV)/ready-emulator
 	$(BIN)/python scripts/run_mpi4py_tests -n 1
 	$(BIN)/python scripts/run_mpi4py_tests -n 3
 	$(BIN)/python scripts/run_mpi4py_tests -n 3 --host

@@ -16,4 +16,4 @@ environment=${environment:-.venv}
 . "$environment/bin/activate"
 export PYNCCL_BACKEND=${PYNCCL_BACKEND:-nccl}
 
-flux run --nodes=2 --tasks-per-node=4 --gpus-per-task=1 python -m mpi4py -m pynccl doctor
+flux run --nodes=2 --ntasks=8 --gpus-per-task=1 python -m mpi4py -m pynccl doctor

@@ -18,4 +18,4 @@ options=${options:--b 8 -e 128M -f 2}    # python -m pynccl perf all_reduce --he
 export PYNCCL_BACKEND=${PYNCCL_BACKEND:-nccl}
 
 # shellcheck disable=SC2086  # several words
-flux run --nodes=2 --tasks-per-node=4 --gpus-per-task=1 python -m mpi4py -m pynccl perf all_reduce $options
+flux run --nodes=2 --ntasks=8 --gpus-per-task=1 python -m mpi4py -m pynccl perf all_reduce $options
