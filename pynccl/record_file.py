@@ -86,6 +86,8 @@ def _communicator(log: recorder.Log) -> dict[str, Any]:
         "device": log.device,
         "state": log.state,
         "issued": log.issued,
+        "collectives": log.collectives,
+        "messages": [[function, peer, n] for (function, peer), n in log.peers.copy().items()],
         "operations": [operation._asdict() for operation in log.operations()],
     }
 

@@ -97,6 +97,7 @@ class Log:
         append: takes ``(number, time, group or falsy, (function, arguments, queue, site))``, and
             after these, for a message, ``(messages so far, ordinal)``; for a control, how many
         next: the function that returns the next number
+        peers: how many messages of a function there were with a peer
         state: ``"alive"``, ``"destroyed"``, ``"aborted"``
     """
 
@@ -104,7 +105,6 @@ class Log:
         "_children",
         "_controls",
         "_messages",
-        "_peers",
         "_pending",
         "_progress",
         "_ring",
@@ -117,6 +117,7 @@ class Log:
         "identity",
         "next",
         "nranks",
+        "peers",
         "rank",
         "state",
     )
@@ -132,7 +133,7 @@ class Log:
         self.append: Callable[[tuple[Any, ...]], None] = self._ring.append
         self.next: Callable[[], int] = count(1).__next__
         self._messages = self._controls = self._pending = 0
-        self._peers: defaultdict[tuple[str, int], count[int]] = defaultdict(lambda: count(1))
+        self.peers: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._synchronized: deque[tuple[int, int, float]] = deque(maxlen=256)
         self._progress: tuple[int, int] | None = None
 
@@ -162,10 +163,11 @@ class Log:
         site = find(_getframe(2))
         self.cell.value = site.address
         self._messages += 1
-        ordinal = next(self._peers[function, arguments[-1]])
+        whom = function, arguments[-1]
+        self.peers[whom] += 1
+        extra = self._messages, self.peers[whom]
         call = (function, arguments, queue, site)
-        group = open_groups and group_number()
-        self.append((self.next(), perf_counter(), group, call, (self._messages, ordinal)))
+        self.append((self.next(), perf_counter(), open_groups and group_number(), call, extra))
 
     def collective(self, function: str, arguments: tuple[Any, ...], queue: int) -> None:
         """Record a collective, where the way there is not worth to be written out."""
@@ -202,6 +204,11 @@ class Log:
     def issued(self) -> int:
         """Number of the last operation."""
         return self._ring[-1][0] if self._ring else 0
+
+    @property
+    def collectives(self) -> int:
+        """Number of collectives and controls so far."""
+        return self.issued - self._messages
 
     def synchronized(self, queue: int, number: int) -> None:
         """Note that what was queued up to an operation is done on a stream."""

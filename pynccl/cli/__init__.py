@@ -13,6 +13,7 @@ COMMANDS = {
     "doctor": "tell what would keep a job from running here, and what to do",
     "emulator": "build, look after and run programs on the CPU emulator",
     "perf": "measure NCCL's operations, with nccl-tests' options and columns",
+    "trace": "lay the ranks' flight records side by side: where they part, and a timeline",
 }
 
 
