@@ -29,7 +29,11 @@ def found(pattern, output):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_says_how_it_is_run(name):
     text = (REPOSITORY / "examples" / name).read_text()
-    launcher = "python" if name == "single_process.py" else "mpirun -n 4 python -m mpi4py"
+    others = {
+        "single_process.py": "python",
+        "fault_tolerance.py": "mpirun --with-ft ulfm -n 4 python -m mpi4py",
+    }
+    launcher = others.get(name, "mpirun -n 4 python -m mpi4py")
     assert f"Run: {launcher} examples/{name}" in text
 
 

@@ -21,14 +21,16 @@ OPEN_MPI = {
 }
 
 
-def mpirun(nranks, *program, timeout=60, env=None):
+def mpirun(nranks, *program, timeout=60, env=None, options=()):
     """Run ``mpirun -n nranks python -m mpi4py program...`` and return the CompletedProcess.
 
-    The program is a file and its arguments, or ``-c`` and source, or ``-m`` and a module. It runs
-    in the repository's folder. Standard output and error are captured as text. Past the timeout
-    (seconds) the launcher ends the job, and the exit status is not 0.
+    The program is a file and its arguments, or ``-c`` and source, or ``-m`` and a module; the
+    options are the launcher's. It runs in the repository's folder. Standard output and error are
+    captured as text. Past the timeout (seconds) the launcher ends the job, and the exit status is
+    not 0.
     """
-    command = [launcher(), "-n", str(nranks), sys.executable, "-m", "mpi4py", *map(str, program)]
+    python = [sys.executable, "-m", "mpi4py", *map(str, program)]
+    command = [launcher(), *options, "-n", str(nranks), *python]
     environment = {**OPEN_MPI, **os.environ, "MPIEXEC_TIMEOUT": str(timeout), **(env or {})}
     with subprocess.Popen(
         command,
