@@ -8,6 +8,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+import time
 
 import pytest
 from helpers.launch import OPEN_MPI, REPOSITORY, launcher, mpirun
@@ -151,3 +152,49 @@ def test_c_program_hands_its_communicator_to_python(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3: 6" for rank in range(3)]
+
+
+DYING = """
+from mpi4py import MPI
+import numpy as np
+import os, signal, time
+from pynccl.mpi import Comm
+comm = Comm(MPI.COMM_WORLD)
+x = np.ones(1 << 20)
+if {on_gpu}:
+    x = comm.nccl.asarray(x)
+comm.Allreduce(MPI.IN_PLACE, x)
+print("pid", os.getpid(), flush=True)
+comm.Barrier()
+if comm.rank == 1:
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+{call}
+"""
+
+
+@pytest.mark.parametrize("on_gpu", [True, False], ids=["gpu", "host"])
+@pytest.mark.parametrize(
+    "call", ["comm.Recv(x, 1)", "comm.Send(x, 1)", "comm.Allreduce(MPI.IN_PLACE, x)"]
+)
+def test_job_ends_where_a_rank_is_killed_while_others_wait_for_it(call, on_gpu):
+    done = mpirun(3, "-c", DYING.format(on_gpu=on_gpu, call=call), timeout=40)
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", done.stdout)]
+    assert len(pids) == 3, done.stdout + done.stderr
+    assert done.returncode != 0
+    assert "signal 9" in done.stderr, done.stderr  # and not the launcher's timeout
+    assert not [pid for pid in pids if runs(pid)]
+
+
+def runs(pid, patience=5.0):
+    """Tell whether a process goes on past a while; one that only was not yet reaped does not."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        try:
+            state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        except OSError:
+            return False
+        if state in "ZX":
+            return False
+        time.sleep(0.1)
+    return True

@@ -62,7 +62,8 @@ class CollectiveMethods(Base):
     ``pynccl.mpi.Request``. Every rank's buffers are on GPUs, or none is.
 
     Raises:
-        TypeError: NCCL lacks the operation or datatype, or a buffer is not on the GPU
+        TypeError: NCCL lacks the operation or datatype, or a buffer is not on the GPU, or is on one
+            rank and not on another (told where ``Shared.compares``)
         ValueError: counts do not fit
         NCCLError: NCCL failed
     """
@@ -71,7 +72,7 @@ class CollectiveMethods(Base):
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
         """Send from one rank to all (``ncclBroadcast``)."""
-        if not go_to_nccl(buf=buf):
+        if not self._agreed(go_to_nccl(buf=buf)):
             return super().Bcast(buf, root)
         return self._wait(self._bcast(buf, root))
 
@@ -83,7 +84,7 @@ class CollectiveMethods(Base):
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Reduce to all ranks (``ncclAllReduce``)."""
-        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+        if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Allreduce(sendbuf, recvbuf, op)
         return self._wait(self._allreduce(sendbuf, recvbuf, op))
 
@@ -95,7 +96,7 @@ class CollectiveMethods(Base):
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
         """Reduce to one rank (``ncclReduce``)."""
-        if not self._to_root(sendbuf, recvbuf, root):
+        if not self._agreed(self._to_root(sendbuf, recvbuf, root)):
             return super().Reduce(sendbuf, recvbuf, op, root)
         return self._wait(self._reduce(sendbuf, recvbuf, op, root))
 
@@ -109,7 +110,7 @@ class CollectiveMethods(Base):
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Reduce, and leave each rank an equal part (``ncclReduceScatter``)."""
-        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+        if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Reduce_scatter_block(sendbuf, recvbuf, op)
         return self._wait(self._reduce_scatter_block(sendbuf, recvbuf, op))
 
@@ -129,7 +130,7 @@ class CollectiveMethods(Base):
         op: MPI.Op = MPI.SUM,
     ) -> None:
         """Reduce, and leave each rank its part (grouped ``ncclReduce``)."""
-        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+        if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Reduce_scatter(sendbuf, recvbuf, recvcounts, op)
         return self._wait(self._reduce_scatter(sendbuf, recvbuf, recvcounts, op))
 
@@ -147,7 +148,7 @@ class CollectiveMethods(Base):
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Gather equal parts on all ranks (``ncclAllGather``)."""
-        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+        if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Allgather(sendbuf, recvbuf)
         return self._wait(self._allgather(sendbuf, recvbuf))
 
@@ -159,7 +160,7 @@ class CollectiveMethods(Base):
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Gather parts of any size on all ranks (grouped ``ncclBroadcast``)."""
-        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+        if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Allgatherv(sendbuf, recvbuf)
         return self._wait(self._allgatherv(sendbuf, recvbuf))
 
@@ -171,7 +172,7 @@ class CollectiveMethods(Base):
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Gather equal parts on one rank (``ncclGather``, or grouped messages)."""
-        if not self._to_root(sendbuf, recvbuf, root):
+        if not self._agreed(self._to_root(sendbuf, recvbuf, root)):
             return super().Gather(sendbuf, recvbuf, root)
         return self._wait(self._gather(sendbuf, recvbuf, root))
 
@@ -183,7 +184,7 @@ class CollectiveMethods(Base):
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Gather parts of any size on one rank (grouped messages)."""
-        if not self._to_root(sendbuf, recvbuf, root):
+        if not self._agreed(self._to_root(sendbuf, recvbuf, root)):
             return super().Gatherv(sendbuf, recvbuf, root)
         return self._wait(self._gatherv(sendbuf, recvbuf, root))
 
@@ -195,7 +196,7 @@ class CollectiveMethods(Base):
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Give each rank an equal part (``ncclScatter``, or grouped messages)."""
-        if not self._to_root(recvbuf, sendbuf, root):
+        if not self._agreed(self._to_root(recvbuf, sendbuf, root)):
             return super().Scatter(sendbuf, recvbuf, root)
         return self._wait(self._scatter(sendbuf, recvbuf, root))
 
@@ -207,7 +208,7 @@ class CollectiveMethods(Base):
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Give each rank a part of any size (grouped messages)."""
-        if not self._to_root(recvbuf, sendbuf, root):
+        if not self._agreed(self._to_root(recvbuf, sendbuf, root)):
             return super().Scatterv(sendbuf, recvbuf, root)
         return self._wait(self._scatterv(sendbuf, recvbuf, root))
 
@@ -219,7 +220,7 @@ class CollectiveMethods(Base):
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Exchange equal parts (``ncclAlltoAll``, or grouped messages)."""
-        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+        if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Alltoall(sendbuf, recvbuf)
         return self._wait(self._alltoall(sendbuf, recvbuf))
 
@@ -231,7 +232,7 @@ class CollectiveMethods(Base):
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Exchange parts of any size (grouped messages)."""
-        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+        if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Alltoallv(sendbuf, recvbuf)
         return self._wait(self._alltoallv(sendbuf, recvbuf))
 
@@ -240,6 +241,13 @@ class CollectiveMethods(Base):
         if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
             return super().Ialltoallv(sendbuf, recvbuf)
         return self._request(self._alltoallv(sendbuf, recvbuf))
+
+    def _agreed(self, on_gpu: bool) -> bool:
+        """Return it, after a comparison with the other ranks where that is switched on."""
+        shared = self._shared
+        if shared.compares:
+            shared.compare(on_gpu)
+        return on_gpu
 
     def _to_root(self, everywhere: Any, at_root: Any, root: int) -> bool:
         """Tell whether buffers are on a GPU, where one counts on the root only."""

@@ -10,6 +10,7 @@ another for it.
 
 from __future__ import annotations
 
+import time
 from itertools import count
 from typing import Any
 
@@ -24,10 +25,13 @@ from pynccl.mpi.requests import Operation
 from pynccl.mpi.shared import Event, Shared
 from pynccl.types import DataType
 
-__all__ = ["Exchange", "Message"]
+__all__ = ["Exchange", "Message", "refuse_announced", "wrong_side"]
 
 _READY, _AGREED = 1, 2
 _CONTROL_TAG = 0
+# How long a receive lets a message of the other side (from host memory to a GPU, or the reverse)
+# lie before it raises, in seconds: a message of its own side may be on its way.
+GRACE = 2.0
 
 
 class Message(Operation):
@@ -45,6 +49,7 @@ class Message(Operation):
         self.event: Any = None
         self.spare: Allocation | None = None
         self.finished = False
+        self.begun = time.monotonic()
         self.nbytes = block.nbytes if sends else 0
 
     def done(self) -> bool:
@@ -72,6 +77,14 @@ class Exchange:
     def busy(self) -> bool:
         """Whether a message is announced or looked out for, and not yet launched."""
         return bool(self._receives or self._sends or self._answered or self._agreed)
+
+    @property
+    def partners(self) -> str:
+        """Tell which ranks messages wait for."""
+        told = [f" to send to rank {one.peer}" for one in self._sends.values()]
+        for one in self._receives:
+            told.append(f" to receive from {'any' if one.peer < 0 else f'rank {one.peer}'}")
+        return ",".join(dict.fromkeys(told))
 
     def send(self, block: Block, dest: int, tag: int, synchronous: bool) -> Message:
         """Announce a message."""
@@ -113,8 +126,10 @@ class Exchange:
 
     def _match(self, message: Message, status: MPI.Status) -> bool:
         """Answer the announcement that a receive was looking out for, if it has come."""
-        if not message.announced.Test(status):
+        if not self._arrived(message, status):
             return False
+        if message.finished:
+            return True
         number, nbytes = (int(value) for value in message.note)
         message.source, message.tag = status.source, status.tag
         message.peer = status.source
@@ -130,6 +145,21 @@ class Exchange:
         mine = next(self._numbers)
         self._answered[mine] = message
         self._write_letter(message.peer, _READY, number, mine)
+        return True
+
+    def _arrived(self, message: Message, status: MPI.Status) -> bool:
+        """Tell whether an announcement has come, or the message lies in MPI: that fails it."""
+        if message.announced.Test(status):
+            return True
+        found = MPI.Status()
+        overdue = time.monotonic() - message.begun > GRACE
+        if not overdue or not self._shared.plain.Iprobe(message.peer, message.wanted_tag, found):
+            return False
+        message.announced.Cancel()
+        message.announced.Wait(status)
+        if status.Is_cancelled():
+            message.error = wrong_side("a GPU's memory", "host memory", found)
+            message.finished = True
         return True
 
     def _write_letter(self, to: int, kind: int, theirs: int, mine: int) -> None:
@@ -166,3 +196,35 @@ class Exchange:
             raise
         for one in ready:
             one.event = event
+
+
+def wrong_side(mine: str, theirs: str, status: MPI.Status) -> TypeError:
+    """Return the error for a message from a side that this receive cannot take it from."""
+    return TypeError(
+        f"a receive into an array in {mine} has met a message that rank {status.source} (tag "
+        f"{status.tag}) sent from {theirs}: both ends must have their arrays on the same side"
+    )
+
+
+def refuse_announced(shared: Shared, source: int, tag: int) -> None:
+    """Wait until a message can be received into host memory.
+
+    Raises:
+        TypeError: what lies there is one from a GPU, and nothing else comes within the grace
+    """
+    status = MPI.Status()
+    since = None
+
+    def there() -> bool:
+        nonlocal since
+        if shared.plain.Iprobe(source, tag):
+            return True
+        if not shared.notes.Iprobe(source, tag, status):
+            since = None
+        elif since is None:
+            since = time.monotonic()
+        elif time.monotonic() - since > GRACE:
+            raise wrong_side("host memory", "a GPU's memory", status)
+        return False
+
+    shared.wait(there)

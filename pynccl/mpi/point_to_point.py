@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from pynccl.device_array import Allocation
 from pynccl.mpi.buffers import Block, block, is_on_gpu
-from pynccl.mpi.messages import Exchange
+from pynccl.mpi.messages import Exchange, refuse_announced
 from pynccl.mpi.requests import Finished, Joined, Operation, request_for
 from pynccl.mpi.shared import Event, Shared
 from pynccl.streams import check_driver
@@ -31,6 +31,8 @@ class MessageMethods(Base):
 
     Raises:
         TypeError, ValueError: as of the collectives
+        TypeError: a receive into a GPU array meets a message from host memory, or the reverse
+            (that in ``Recv``, where ``Shared.compares``)
         MPI.Exception: a message was longer than the buffer
         RuntimeError: a message is the first operation, and other ranks did not come to one
     """
@@ -97,6 +99,8 @@ class MessageMethods(Base):
     ) -> None:
         """Receive."""
         if source == MPI.PROC_NULL or not is_on_gpu(buf):
+            if self._shared.compares and source != MPI.PROC_NULL:
+                refuse_announced(self._shared, source, tag)
             return super().Recv(buf, source, tag, status)
         return self._complete(self._receive(buf, source, tag), status)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 from mpi4py import MPI
 
 from pynccl import library
@@ -20,7 +23,8 @@ from pynccl.waiting import StreamWait
 __all__ = ["Event", "Shared", "shared_of"]
 
 # How long the first operation, where it is a message, waits for the other ranks' first, and a
-# communicator that is freed for its requests. In seconds.
+# communicator that is freed for its requests; and how long a wait is before it says what it waits
+# for. In seconds.
 PATIENCE = 60.0
 # How long a wait looks without pause, the pauses after that, and those of the thread that serves
 # requests. In seconds; and how often errors are asked for.
@@ -68,14 +72,18 @@ class Shared:
         notes, control: duplicates of the communicator, for announcements of messages and answers
         nccl: NCCL's communicator for collectives; None until first needed
         messages: NCCL's communicator for messages, so that these and collectives may overlap
+        plain: the communicator itself
+        compares: whether ranks compare, before a blocking collective and while they receive, that
+            all have their arrays on GPUs, or none; PYNCCL_MPI_CHECK, else where it is the emulator
         queue, message_queue: handles of the streams they work on
     """
 
     def __init__(self, comm: Any) -> None:
-        plain = MPI.Intracomm(comm)
+        self.plain = plain = MPI.Intracomm(comm)
         self.notes = plain.Dup()
         self.control = plain.Dup()
         self._learn_place()
+        self.compares = plain.size > 1 and plain.allreduce(_wants_comparison(), op=MPI.LAND)
         self.permanent = plain in (MPI.COMM_WORLD, MPI.COMM_SELF)
         self.nccl: Communicator | None = None
         self.messages: Communicator | None = None
@@ -107,6 +115,7 @@ class Shared:
             raise RuntimeError(self._broken)
         everyone = self.notes.Ibarrier()
         start = time.monotonic()
+        warned = False
         while not everyone.Test():
             if not collective and time.monotonic() - start > PATIENCE:
                 self._broken = (
@@ -115,6 +124,9 @@ class Shared:
                     "for comm.nccl on all ranks before the first message"
                 )
                 raise RuntimeError(self._broken)
+            if not warned and time.monotonic() - start > PATIENCE:
+                warned = True
+                self._warn("has waited for the other ranks' first operation on GPU arrays")
             time.sleep(PAUSE)
         made = Communicator.from_mpi(self.notes, self._choose_gpu(array))
         self.messages = made.split(0)
@@ -126,6 +138,26 @@ class Shared:
         self.nccl = made
         _open.add(self)
         return made
+
+    def compare(self, on_gpu: bool) -> None:
+        """Compare with all ranks whether arrays are on GPUs. Collective.
+
+        Raises:
+            TypeError: they are on some ranks only; on all ranks
+        """
+        sides = numpy.empty(self.plain.size, dtype=numpy.uint8)
+        gathering = self.control.Iallgather(numpy.array([on_gpu], dtype=numpy.uint8), sides)
+        self.wait(gathering.Test)
+        if sides.min() != sides.max():
+            there, here = numpy.flatnonzero(sides), numpy.flatnonzero(sides == 0)
+            raise TypeError(
+                f"arrays are on GPUs on {_ranks(there)}, and in host memory on {_ranks(here)}: all "
+                "ranks of a collective must have theirs on the same side"
+            )
+
+    def _warn(self, what: str) -> None:
+        text = f"rank {self.plain.rank} {what} for {PATIENCE:g} s; a rank whose array is in host "
+        warnings.warn(text + "memory never comes to an operation on GPU arrays", RuntimeWarning, 3)
 
     def _learn_place(self) -> None:
         """Note the place on the node: parts of the communicator must choose GPUs as it does."""
@@ -181,6 +213,7 @@ class Shared:
         """
         start = time.monotonic()
         looks = 0
+        warned = False
         self._waiting += 1
         try:
             while True:
@@ -189,6 +222,9 @@ class Shared:
                     if done():
                         return
                 looks += 1
+                if not warned and time.monotonic() - start > PATIENCE:
+                    warned = True
+                    self._warn("has waited" + (self.exchange.partners if self.exchange else ""))
                 if looks % LOOKS_PER_ERROR_CHECK == 0:
                     self.check()
                 time.sleep(0 if time.monotonic() - start < EAGER else PAUSE)
@@ -324,6 +360,20 @@ def _gpu_for(array: Any) -> int | None:
     if result == 0 and int(context):
         return int(check_driver(driver.cuCtxGetDevice(), "cuCtxGetDevice"))
     return _place if len(Device.get_all_devices()) > 1 else None
+
+
+def _wants_comparison() -> bool:
+    wanted = os.environ.get("PYNCCL_MPI_CHECK")
+    if wanted:
+        return wanted != "0"
+    try:
+        return library.backend() == "emulator"
+    except ValueError:  # PYNCCL_BACKEND is no backend, which the first use of a GPU says
+        return False
+
+
+def _ranks(ranks: Any) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 # This rank's place on its node, in the largest communicator so far, and that one's size.
