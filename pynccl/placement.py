@@ -64,7 +64,7 @@ def choose_gpu(device: Any, place: int, ranks_here: list[int]) -> tuple[int, str
     """
     from cuda.core import Device
 
-    count = len(Device.get_all_devices())
+    count = _visible_gpus()
     if device is None:
         ordinal = 0 if count == 1 else place
         if ordinal >= count:
@@ -82,6 +82,22 @@ def choose_gpu(device: Any, place: int, ranks_here: list[int]) -> tuple[int, str
         if not 0 <= ordinal < count:
             raise ValueError(f"device {ordinal} does not exist: this process sees {count} GPUs")
     return ordinal, Device(ordinal).uuid
+
+
+def _visible_gpus() -> int:
+    """Return how many GPUs this process sees: one at least, or RuntimeError."""
+    from cuda.core import Device
+
+    reason = ""
+    try:
+        count = len(Device.get_all_devices())
+    except Exception as error:  # the driver's, or cuda.core's
+        count, reason = 0, f" ({type(error).__name__}: {error})"
+    if not count:
+        names = ("CUDA_VISIBLE_DEVICES", "PYNCCL_EMULATOR_DEVICES")
+        told = [f"{name} is {os.environ[name]!r}" for name in names if name in os.environ]
+        raise RuntimeError("the CUDA driver shows no GPU: " + ", ".join(told) + reason)
+    return count
 
 
 def emulator_hint(backend: str, shown: str | None, ranks_here: int) -> str:
