@@ -272,13 +272,16 @@ class Collectives:
     def _run(self, plan: Plan, config: CollConfig | None) -> Any:
         name, arguments, queue, result = plan
         comm = self._handle.value or self._gone()
-        log = self._log
+        cell, append, number = self._log.hot
         frame = _getframe(2)
-        site = sites.get((id(frame.f_code), frame.f_lasti)) or find(frame)
-        log.cell.value = site.address
-        log.append(
+        try:
+            site = sites[id(frame.f_code), frame.f_lasti] or find(frame)
+        except KeyError:
+            site = find(frame)
+        cell.value = site.address
+        append(
             (
-                log.next(),
+                number(),
                 perf_counter(),
                 open_groups and group_number(),
                 (name, arguments, queue, site),

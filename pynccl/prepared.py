@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from sys import _getframe
-from time import perf_counter
 from typing import Any
 
 from pynccl import bindings, errors
@@ -69,7 +68,7 @@ class Prepared(Collectives):
         datatype = arguments[3]
         site = find(_getframe(2))
         address, record = site.address, (name, arguments, queue, site)
-        log, append, number = self._log, self._log.append, self._log.next
+        cell, append, number = self._log.hot
         tail: tuple[Any, ...] = (queue,)
         if config is not None:
             name += "Config"
@@ -82,8 +81,8 @@ class Prepared(Collectives):
                 for producer in producers:
                     make_wait(queue, producer, ordinal)
             comm = handle.value or gone()
-            log.cell.value = address
-            append((number(), perf_counter(), open_groups and group_number(), record))
+            cell.value = address
+            append((number(), None, open_groups and group_number(), record))
             code = function(*head, comm, *tail)
             if code:
                 errors.check(code, name, handle.value, datatype)

@@ -20,6 +20,8 @@ from threading import get_ident
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy
+
 from pynccl.call_site import Site, find
 from pynccl.functions import FUNCTIONS
 from pynccl.types import DataType, RedOp
@@ -49,7 +51,7 @@ class Operation(NamedTuple):
         stream: CUDA's handle
         group: number of the group it was in; 0 for none
         site: file and line
-        time: seconds of ``time.perf_counter``
+        time: seconds of ``time.perf_counter``; of a prepared operation, between its neighbours'
         known: the same of the moment at which a synchronize told that it was done, or None
         state: ``"completed"``; ``"not completed"``; ``"issued"`` where nobody can tell
     """
@@ -86,6 +88,9 @@ class Operation(NamedTuple):
         return f"{self.function}({', '.join(parts)})"
 
 
+Hot = tuple[ctypes.c_size_t, Callable[[tuple[Any, ...]], None], Callable[[], int]]
+
+
 class Log:
     """The record of one communicator on one rank.
 
@@ -93,10 +98,10 @@ class Log:
         rank, nranks, device: of the communicator; -1 until they are known
         identity: a name that is the same on all its ranks and no other communicator's
         alias: another such name; "" for none
-        cell: where the next call's site is put for the library to read
-        append: takes ``(number, time, group or falsy, (function, arguments, queue, site))``, and
-            after these, for a message, ``(messages so far, ordinal)``; for a control, how many
-        next: the function that returns the next number
+        hot: what a call needs: where its site's address is put for the library to read; what takes
+            ``(number, time or None, group or falsy, (function, arguments, queue, site))``, and
+            after these, for a message, ``(messages so far, ordinal)``, for a control, how many;
+            and what returns the next number
         peers: how many messages of a function there were with a peer
         state: ``"alive"``, ``"destroyed"``, ``"aborted"``
     """
@@ -104,18 +109,17 @@ class Log:
     __slots__ = (
         "_children",
         "_controls",
+        "_made",
         "_messages",
         "_pending",
         "_progress",
         "_ring",
         "_synchronized",
         "alias",
-        "append",
-        "cell",
         "device",
         "handle",
+        "hot",
         "identity",
-        "next",
         "nranks",
         "peers",
         "rank",
@@ -128,10 +132,9 @@ class Log:
         self._children: defaultdict[str, count[int]] = defaultdict(count)
         self.state = "alive"
         self.handle = 0
-        self.cell: Any = ctypes.c_size_t()
+        self._made = perf_counter()
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=size())
-        self.append: Callable[[tuple[Any, ...]], None] = self._ring.append
-        self.next: Callable[[], int] = count(1).__next__
+        self.hot: Hot = (ctypes.c_size_t(), self._ring.append, count(1).__next__)
         self._messages = self._controls = self._pending = 0
         self.peers: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._synchronized: deque[tuple[int, int, float]] = deque(maxlen=256)
@@ -144,13 +147,13 @@ class Log:
         function = _of_emulator("pynccl_call_site", ctypes.c_void_p, ctypes.c_void_p)
         address = function(handle) if function is not None else None
         if address:
-            self.cell = ctypes.c_size_t.from_address(address)
+            self.hot = (ctypes.c_size_t.from_address(address), *self.hot[1:])
 
     def ended(self, state: str) -> None:
         """Note the end, before NCCL frees the communicator: nothing is asked of it any more."""
         if self.handle:
             self._progress = self.progress()
-            self.cell = ctypes.c_size_t()
+            self.hot = (ctypes.c_size_t(), *self.hot[1:])
             _by_handle.pop(self.handle, None)
             self.handle = 0
         self.state = state
@@ -160,28 +163,31 @@ class Log:
 
     def message(self, function: str, arguments: tuple[Any, ...], queue: int) -> None:
         """Record a send, a receive or a signal, from the caller's caller."""
+        cell, append, number = self.hot
         site = find(_getframe(2))
-        self.cell.value = site.address
+        cell.value = site.address
         self._messages += 1
         whom = function, arguments[-1]
         self.peers[whom] += 1
         extra = self._messages, self.peers[whom]
         call = (function, arguments, queue, site)
-        self.append((self.next(), perf_counter(), open_groups and group_number(), call, extra))
+        append((number(), perf_counter(), open_groups and group_number(), call, extra))
 
     def collective(self, function: str, arguments: tuple[Any, ...], queue: int) -> None:
         """Record a collective, where the way there is not worth to be written out."""
+        cell, append, number = self.hot
         site = find(_getframe(2))
-        self.cell.value = site.address
+        cell.value = site.address
         call = (function, arguments, queue, site)
-        self.append((self.next(), perf_counter(), open_groups and group_number(), call))
+        append((number(), perf_counter(), open_groups and group_number(), call))
 
     def control(self, function: str) -> None:
         """Record a call that all ranks make and that blocks; ``returned`` follows."""
+        _, append, number = self.hot
         self._controls += 1
-        self._pending = self.next()
+        self._pending = number()
         call = (function, (), 0, find(_getframe(2)))
-        self.append((self._pending, perf_counter(), 0, call, self._controls))
+        append((self._pending, perf_counter(), 0, call, self._controls))
 
     def child(self, function: str, part: str) -> str:
         """Record a split or a grow, and return the identity of the communicator it makes.
@@ -231,6 +237,7 @@ class Log:
         progress = self.progress()
         records = list(self._ring.copy())
         done = self._done(records, progress)
+        times = self._times(records)
         messages, controls = self._messages, self._controls
         made: list[Operation] = []
         for record in reversed(records[-last:] if last else records):
@@ -247,7 +254,7 @@ class Log:
             state = "completed" if completed else "issued"
             if state == "issued" and (done is not None or kind == "control"):
                 state = "not completed"
-            made.append(_operation(record, kind, ordinal, known, state))
+            made.append(_operation(record, kind, ordinal, times(number), known, state))
         return made[::-1]
 
     def _done(
@@ -260,6 +267,16 @@ class Log:
         ours = records[-1][0] - self._controls
         # Calls of pynccl.bindings are not in the record; they count as the earliest.
         return int(completed - max(0, given - ours))
+
+    def _times(self, records: list[tuple[Any, ...]]) -> Callable[[int], float]:
+        """Return what gives an operation's time: between others' where it has none of its own.
+
+        A synchronize comes after its operation, and so half a number later.
+        """
+        points = [(record[0], record[1]) for record in records if record[1] is not None]
+        points += [(upto + 0.5, when) for _, upto, when in self._synchronized.copy()]
+        numbers, times = zip(*sorted(points)) if points else ((0,), (self._made,))
+        return lambda number: float(numpy.interp(number, numbers, times))
 
     def _known(self, record: tuple[Any, ...]) -> float | None:
         number, queue = record[0], record[3][2]
@@ -361,9 +378,14 @@ def _of_emulator(name: str, result: Any, *arguments: Any) -> Any:
 
 
 def _operation(
-    record: tuple[Any, ...], kind: str, ordinal: int, known: float | None, state: str
+    record: tuple[Any, ...],
+    kind: str,
+    ordinal: int,
+    time: float,
+    known: float | None,
+    state: str,
 ) -> Operation:
-    number, time, group, (function, arguments, queue, site) = record[:4]
+    number, _, group, (function, arguments, queue, site) = record[:4]
     function = function.removesuffix("Config")
     words: dict[str, Any] = {}
     if kind == "message":

@@ -1,8 +1,14 @@
 """The flight recorder: what it keeps of a communicator's operations, and what it tells of them."""
 
 import gc
+import json
+import os
 import pickle
+import signal
+import subprocess
+import sys
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -25,8 +31,6 @@ def last(comm, number=1):
 
 def here(offset=0):
     """Name a line relative to the caller's."""
-    import sys
-
     frame = sys._getframe(1)
     return call_site.find(frame).text.rpartition(":")[0] + f":{frame.f_lineno + offset}"
 
@@ -65,6 +69,18 @@ def test_prepared_operation_is_named_by_the_line_of_prepare(comm):
     operation()
     assert [one.site for one in last(comm, 2)] == [line, line]
     assert [one.number for one in last(comm, 2)] == [1, 2]
+
+
+def test_prepared_operation_has_a_time_between_its_neighbours(comm):
+    array = comm.empty(1)
+    operation = comm.prepare("allreduce", array)
+    comm.allreduce(array)
+    operation()
+    operation()
+    comm.allreduce(array)
+    operation()
+    first, second, third, fourth, fifth = (one.time for one in last(comm, 5))
+    assert first < second < third < fourth <= fifth
 
 
 def test_collectives_and_messages_are_counted_apart(comm):
@@ -191,3 +207,103 @@ def test_dump_without_a_folder_says_so(monkeypatch):
     monkeypatch.delenv("PYNCCL_TRACE", raising=False)
     with pytest.raises(ValueError, match="name a folder"):
         recorder.dump()
+
+
+PROGRAM = """
+import os, signal, subprocess, sys, time
+import pynccl
+{before}
+(comm,) = pynccl.Communicator.init_all(1)
+comm.allreduce(comm.empty(3))
+comm.synchronize()
+{after}
+"""
+
+
+def ends(tmp_path, after, before=""):
+    """Run a program with PYNCCL_TRACE; return its status and the reasons in its record."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(before=before, after=after)],
+        env={**os.environ, "PYNCCL_TRACE": str(tmp_path / "trace")},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    reasons = [
+        [one["reason"] for one in json.loads(path.read_text())["reasons"]]
+        for path in (tmp_path / "trace").glob("*.json")
+    ]
+    return done.returncode, reasons, done.stdout + done.stderr
+
+
+def test_record_is_left_at_exit(tmp_path):
+    assert ends(tmp_path, "comm.destroy()")[:2] == (0, [["exit"]])
+
+
+def test_exception_that_ends_the_program_is_the_reason(tmp_path):
+    status, reasons, _ = ends(tmp_path, "1 / 0")
+    assert status == 1 and reasons == [["exit after ZeroDivisionError"]]
+
+
+def test_abort_leaves_the_record(tmp_path):
+    status, reasons, _ = ends(tmp_path, "comm.abort(); os._exit(3)")
+    assert status == 3 and len(reasons) == 1 and reasons[0][0].startswith("abort of rank 0 of 1")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGABRT"])
+@pytest.mark.parametrize(
+    "waits", ["time.sleep(20)", "import ctypes; ctypes.CDLL(None).sleep(20)"], ids=["Python", "C"]
+)
+def test_signal_ends_the_process_as_before_and_leaves_the_record(tmp_path, name, waits):
+    kill = f"subprocess.Popen(['sh', '-c', 'sleep 0.3; kill -{name[3:]} ' + str(os.getpid())])"
+    start = time.monotonic()
+    status, reasons, _ = ends(tmp_path, f"{kill}\n{waits}")
+    assert status == -getattr(signal, name) and reasons == [[name]]
+    assert time.monotonic() - start < 15
+
+
+def test_handler_of_the_users_is_left_alone(tmp_path):
+    before = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
+    status, reasons, _ = ends(tmp_path, "os.kill(os.getpid(), signal.SIGTERM)", before)
+    assert status == 7 and reasons == [["exit"]]
+
+
+def test_signal_to_a_forked_child_is_the_childs_alone(tmp_path):
+    after = """
+child = os.fork()
+if child == 0:
+    time.sleep(20)
+    os._exit(0)
+os.kill(child, signal.SIGTERM)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+time.sleep(0.3)
+comm.abort()
+os._exit(5)
+"""
+    status, reasons, _ = ends(tmp_path, after)
+    assert status == 5 and len(reasons) == 1 and reasons[0][0].startswith("abort")
+
+
+def test_folder_that_cannot_be_written_is_told_and_nothing_else(tmp_path):
+    (tmp_path / "trace").write_text("a file, and no folder")
+    status, reasons, printed = ends(tmp_path, "comm.destroy()")
+    assert status == 0 and reasons == []
+    assert f"could not be written to PYNCCL_TRACE={tmp_path / 'trace'}: FileExistsError" in printed
+
+
+def test_ctrl_c_ends_a_wait_at_once(tmp_path):
+    after = """
+first, second = pynccl.Communicator.init_all(2)
+first.allreduce(first.empty(3))
+subprocess.Popen(["sh", "-c", "sleep 0.5; kill -INT " + str(os.getpid())])
+start = time.monotonic()
+try:
+    first.synchronize()
+except KeyboardInterrupt:
+    print("after", time.monotonic() - start)
+first.abort()
+second.abort()
+comm.abort()
+"""
+    status, _, printed = ends(tmp_path, after)
+    assert status == 0 and 0.3 < float(printed.split()[1]) < 2, printed
