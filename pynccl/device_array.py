@@ -10,6 +10,7 @@ import numpy
 import numpy.typing
 
 from pynccl import arrays, library
+from pynccl.emulator import races
 from pynccl.streams import check_driver, on_device
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ class DeviceArray:
     ) -> numpy.ndarray[Any, Any]:
         if library.backend() != "emulator":
             raise TypeError("the array is in GPU memory; get() copies it to the host")
+        races.host_reads(self.ptr, self.nbytes)
         shared = numpy.asarray(_Bytes(self.ptr, self.nbytes, self._memory)).view(self.dtype)
         shared = shared.reshape(self.shape)
         if dtype is not None and numpy.dtype(dtype) != self.dtype:

@@ -104,7 +104,10 @@ def check_driver(answer: tuple[Any, ...], function: str) -> Any:
         return answer[1] if len(answer) > 1 else None
     from cuda.bindings import driver
 
+    from pynccl.emulator import races
     from pynccl.errors import NCCLCudaError
 
-    text = driver.cuGetErrorString(result)[1] or b""
-    raise NCCLCudaError(1, function, f"{result.name} ({text.decode()})")
+    text = (driver.cuGetErrorString(result)[1] or b"").decode()
+    if result == driver.CUresult.CUDA_ERROR_ILLEGAL_STATE:
+        text = races.last_race() or text
+    raise NCCLCudaError(1, function, f"{result.name} ({text})")

@@ -140,15 +140,16 @@ def test_a_communicator_works_on_the_default_stream_unless_given_another(comm, s
 
 def test_an_operation_goes_to_the_stream_that_its_array_names(comm, stream):
     array = comm.asarray(numpy.ones(COUNT, "float32"))
-    comm.synchronize()
-    release = hold(stream)
     out = comm.asarray(numpy.zeros(COUNT, "float32"))
+    comm.synchronize()
+    contents = numpy.asarray(out)
+    release = hold(stream)
     comm.allreduce(Array(array, int(stream.handle)), Array(out, int(stream.handle)))
     comm.synchronize()
-    assert not numpy.asarray(out).any()  # the default stream is done, and this was not on it
+    assert not contents.any()  # the default stream is done, and this was not on it
     release.set()
     stream.sync()
-    assert numpy.asarray(out).all()
+    assert contents.all()
 
 
 def test_an_explicit_stream_waits_for_what_makes_the_array(comm, stream):
@@ -221,6 +222,7 @@ def test_calls_leave_the_current_gpu_as_it_was(comm, stream):
     Device(1).set_current()
     array = comm.asarray(numpy.arange(4.0))
     comm.allreduce(array, stream=stream)
+    stream.sync()
     array.get()
     comm.synchronize()
     del array

@@ -21,7 +21,7 @@ __all__ = ["cache", "clean", "ensure", "status"]
 
 SOURCES = Path(__file__).parent / "src"
 # Sources of libcuda.so.1 by the first part of their names; all others are libnccl.so.2's.
-DRIVER = ("board", "context", "device", "driver", "event", "graph", "memory", "stream")
+DRIVER = ("board", "context", "device", "driver", "event", "graph", "memory", "races", "stream")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread")
 SANITIZERS = ("address", "undefined", "thread")
 # The source that makes a libnccl of one release: all others serve every release.

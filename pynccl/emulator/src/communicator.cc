@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include "accesses.h"
 #include "device_heap.h"
 #include "error.h"
 #include "process.h"
@@ -176,6 +177,10 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
   const std::shared_ptr<Stream>& first = streams.front();
   for (std::size_t i = 1; i < streams.size(); ++i) first->wait_for(streams[i]->tail());
   if (last_work_.stream != nullptr && last_work_.stream != first) first->wait_for(last_work_);
+  if (costly_checks()) {
+    const ncclResult_t ordered = check_races(operations, *first, rank_, nranks_);
+    if (ordered != ncclSuccess) return ordered;
+  }
   note_issued(operations);
   const auto work = std::make_shared<const std::vector<Operation>>(std::move(operations));
   const auto progress = std::make_shared<Progress>();

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <initializer_list>
 #include <new>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -56,6 +58,11 @@ CUresult initialized();
 
 // Whether the calling thread runs a host function of a stream: it may not wait for streams there.
 bool in_host_function();
+
+// Notes what the next operation of the stream touches; CUDA_ERROR_ILLEGAL_STATE where it races.
+CUresult in_order(Stream& stream, std::initializer_list<races::Access> accesses);
+// The same for the text of a race; CUDA_SUCCESS for an empty one.
+CUresult refuse_race(std::string text);
 
 // Runs the body of a driver function, where the driver is initialized; no exception leaves it.
 template <class Body>

@@ -42,6 +42,7 @@ CUresult synchronize(Context& context) {
   if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
   if (capture_forbids_here()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   for (const Mark& mark : Stream::pending(context.device)) mark.wait();
+  if (costly_checks()) races::host_saw_device(context.device);
   return CUDA_SUCCESS;
 }
 

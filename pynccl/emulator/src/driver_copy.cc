@@ -61,12 +61,21 @@ void copy_staged(Stream& stream, const Block& to, const Block& from) {
   stream.enqueue([to, packed, staged] { copy_block(to, packed); });
 }
 
+races::Access access_to(const Block& block, bool writes, const char* name) {
+  return {reinterpret_cast<std::uintptr_t>(block.base), block.width, block.pitch, block.height,
+          writes, {name}};
+}
+
 CUresult copy(Stream& stream, const Block& to, Side to_side, const Block& from, Side from_side,
               Wait wait) {
   MemoryKind to_kind, from_kind;
   if (to.extent() == 0) return CUDA_SUCCESS;
   if (const CUresult result = check(to, to_side, &to_kind)) return result;
   if (const CUresult result = check(from, from_side, &from_kind)) return result;
+  if (const CUresult result = in_order(stream, {access_to(from, false, "copy"),
+                                                access_to(to, true, "copy")})) {
+    return result;
+  }
   const auto work = [to, from] { copy_block(to, from); };
   if (stream.capturing()) {
     // Both sides are read and written at each launch of the graph.
@@ -161,6 +170,8 @@ CUresult set(CUstream stream, CUdeviceptr address, std::size_t pitch, T value, s
     const Block block{static_cast<unsigned char*>(as_pointer(address)), pitch, width, height};
     if (block.extent() == 0) return CUDA_SUCCESS;
     if (const CUresult result = check_device_range(block.base, block.extent())) return result;
+    const CUresult ordered = in_order(found, {access_to(block, true, "memset")});
+    if (ordered != CUDA_SUCCESS) return ordered;
     const auto work = [block, value] { fill(block, value); };
     if (width * height <= small) {
       found.perform(work, WorkKind::memset);

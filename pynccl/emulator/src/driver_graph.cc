@@ -211,8 +211,7 @@ CU_API CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream) {
     const auto execution = find_execution(handle);
     if (execution == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (found.capturing()) return CUDA_ERROR_NOT_SUPPORTED;
-    execution->launch(found);
-    return CUDA_SUCCESS;
+    return refuse_race(execution->launch(found));
   });
 }
 

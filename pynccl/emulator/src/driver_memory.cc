@@ -167,6 +167,13 @@ CU_API CUresult cuMemAllocManaged(CUdeviceptr* address, std::size_t bytes, unsig
 CU_API CUresult cuMemFree_v2(CUdeviceptr address) {
   return driver_call([&]() -> CUresult {
     if (address == 0) return CUDA_SUCCESS;
+    // Freeing what a pool gave waits for nothing, unlike freeing what cuMemAlloc gave.
+    const PointerFacts facts = facts_about(address);
+    if (facts.allocation.pool != nullptr && facts.allocation.base == address) {
+      const CUresult ordered = refuse_race(races::use_by_host(races::writes(
+          as_pointer(address), facts.allocation.bytes, {"cuMemFree frees"}), races::Extent::all));
+      if (ordered != CUDA_SUCCESS) return ordered;
+    }
     return free_device_memory(as_pointer(address)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }

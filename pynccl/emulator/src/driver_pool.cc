@@ -51,6 +51,15 @@ CUresult allocate(CUdeviceptr* address, std::size_t bytes, const PoolPointer& po
   return CUDA_SUCCESS;
 }
 
+// The stream may hand the memory to whatever comes next in it.
+CUresult free_in_order(Stream& stream, void* base) {
+  const DeviceHeap* const heap = heap_containing(base);
+  const auto allocation =
+      heap == nullptr ? std::nullopt : heap->find(reinterpret_cast<std::uintptr_t>(base));
+  if (!allocation) return CUDA_SUCCESS;
+  return in_order(stream, {races::writes(base, allocation->bytes, {"cuMemFreeAsync"})});
+}
+
 bool is_flag(CUmemPool_attribute attribute) {
   return attribute >= CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES &&
          attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
@@ -230,9 +239,10 @@ CU_API CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   return stream_call(stream, [&](Stream& found) -> CUresult {
     if (address == 0) return CUDA_SUCCESS;
     if (found.capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return free_device_memory_after(reinterpret_cast<void*>(address), {found.tail()})
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_VALUE;
+    void* const base = reinterpret_cast<void*>(address);
+    if (const CUresult result = free_in_order(found, base)) return result;
+    return free_device_memory_after(base, {found.tail()}) ? CUDA_SUCCESS
+                                                          : CUDA_ERROR_INVALID_VALUE;
   });
 }
 

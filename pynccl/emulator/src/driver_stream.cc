@@ -118,7 +118,9 @@ CU_API CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
 CU_API CUresult cuStreamQuery(CUstream handle) {
   return work_call(handle, [](Stream& stream) {
     if (spoil_capture_of(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return stream.idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (!stream.idle()) return CUDA_ERROR_NOT_READY;
+    if (costly_checks()) stream.tail().host_saw();
+    return CUDA_SUCCESS;
   });
 }
 
@@ -138,7 +140,10 @@ CU_API CUresult pynccl_stream_wait(CUstream handle, unsigned milliseconds, int f
   return stream_call(handle, [&](Stream& stream) {
     if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
     const Mark tail = stream.tail();
-    if (tail.reached()) return CUDA_SUCCESS;
+    if (tail.reached()) {
+      tail.host_saw();
+      return CUDA_SUCCESS;
+    }
     if (for_good != 0) set_host_waiting_in_slices();
     const bool reached = tail.wait_for(std::chrono::milliseconds(milliseconds));
     if (for_good != 0 && !reached) set_host_waiting_in_slices();
@@ -230,7 +235,9 @@ CU_API CUresult cuEventQuery(CUevent event) {
     const auto record = found.last();
     if (record == nullptr) return CUDA_SUCCESS;
     if (record->mark.captured != nullptr) return CUDA_ERROR_CAPTURED_EVENT;
-    return record->mark.reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (!record->mark.reached()) return CUDA_ERROR_NOT_READY;
+    record->mark.host_saw();
+    return CUDA_SUCCESS;
   });
 }
 
@@ -260,6 +267,8 @@ CU_API CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent e
         return CUDA_ERROR_INVALID_HANDLE;
       }
       if (!from->mark.reached() || !to->mark.reached()) return CUDA_ERROR_NOT_READY;
+      from->mark.host_saw();
+      to->mark.host_saw();
       *milliseconds = static_cast<float>(
           static_cast<double>(to->nanoseconds - from->nanoseconds) * 1e-6);
       return CUDA_SUCCESS;

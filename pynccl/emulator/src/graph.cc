@@ -1,5 +1,6 @@
 #include "graph.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace emu {
@@ -86,17 +87,25 @@ GraphExecution::~GraphExecution() {
   for (const auto& lane : lanes_) lane->close();
 }
 
-void GraphExecution::launch(Stream& stream) {
+std::string GraphExecution::launch(Stream& stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   stream.wait_for(last_launch_);
   for (const auto& node : graph_->nodes) {
     for (const Mark& mark : node->after_enqueued) stream.wait_for(mark);
   }
+  std::string race = races::use(stream, graph_->accesses.data(), graph_->accesses.size());
+  if (!race.empty()) return race;
   if (lanes_.empty()) {
-    last_launch_ = stream.enqueue([graph = graph_] { run_in_order(*graph); }, WorkKind::host);
+    const auto& nodes = graph_->nodes;
+    const bool any_host = std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
+      return node->kind == WorkKind::host;
+    });
+    last_launch_ = stream.enqueue([graph = graph_] { run_in_order(*graph); },
+                                  any_host ? WorkKind::host : WorkKind::graph);
   } else {
     launch_lanes(stream);
   }
+  return {};
 }
 
 // Branches run side by side: they may wait for one another, as collectives do.
@@ -115,7 +124,8 @@ void GraphExecution::launch_lanes(Stream& stream) {
     if (node->work == nullptr) {
       launched[node.get()] = lane.tail();
     } else {
-      launched[node.get()] = lane.enqueue([work = node->work] { (*work)(); }, WorkKind::host);
+      const WorkKind kind = node->kind == WorkKind::host ? WorkKind::host : WorkKind::graph;
+      launched[node.get()] = lane.enqueue([work = node->work] { (*work)(); }, kind);
     }
   }
   for (const auto& lane : lanes_) stream.wait_for(lane->tail());

@@ -30,6 +30,7 @@ struct GraphNode {
 struct Graph {
   std::vector<std::unique_ptr<GraphNode>> nodes;
   std::vector<int> lane_devices;
+  std::vector<races::Access> accesses;  // of all nodes
 
   Graph() = default;
   Graph(const Graph&) = delete;
@@ -52,7 +53,8 @@ class GraphExecution {
   GraphExecution(std::shared_ptr<const Graph> graph, std::uint64_t flags);
   ~GraphExecution();
 
-  void launch(Stream& stream);
+  // Returns the text of a race with other work, in which case nothing is launched.
+  std::string launch(Stream& stream);
   std::uint64_t flags() const { return flags_; }
 
  private:

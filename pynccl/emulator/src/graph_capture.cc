@@ -96,6 +96,14 @@ GraphNode* Capture::add(GraphNode node) {
   return graph_->nodes.back().get();
 }
 
+void Capture::note_accesses(const races::Access* accesses, std::size_t count) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (std::size_t i = 0; i < count; ++i) {
+    graph_->accesses.push_back(accesses[i]);
+    graph_->accesses.back().in_graph = true;
+  }
+}
+
 int Capture::add_stream(const std::shared_ptr<Stream>& stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   streams_.push_back(stream);

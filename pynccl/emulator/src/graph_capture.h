@@ -30,6 +30,7 @@ class Capture : public std::enable_shared_from_this<Capture> {
   CUgraph_st* handle() const { return reinterpret_cast<CUgraph_st*>(graph_.get()); }
 
   GraphNode* add(GraphNode node);
+  void note_accesses(const races::Access* accesses, std::size_t count);
   // Takes in one more stream and returns its lane.
   int add_stream(const std::shared_ptr<Stream>& stream);
 

@@ -167,6 +167,7 @@ bool free_device_memory_after(void* base, std::vector<Mark> work) {
   if (heap == nullptr) return false;
   const std::optional<Allocation> allocation = heap->retire(base);
   if (!allocation) return false;
+  if (costly_checks()) races::forget_memory(allocation->base);
   const auto pool = find_pool(static_cast<CUmemoryPool>(allocation->pool));
   if (pool != nullptr) pool->subtract(allocation->bytes);
   leave(Leaving{allocation->base, heap, std::move(work)});

@@ -64,6 +64,8 @@ struct OwnStreams {
 thread_local OwnStreams own_streams;
 thread_local bool per_thread_default = false;
 
+bool is_users(WorkKind kind) { return kind == WorkKind::host || kind == WorkKind::graph; }
+
 std::vector<std::shared_ptr<Stream>> streams_but_legacy(int device) {
   const std::lock_guard<std::mutex> lock(streams_of(device).mutex);
   return streams_of(device).others;
@@ -77,16 +79,27 @@ bool Mark::reached() const {
 
 void Mark::wait() const {
   if (!reached()) stream->wait_until(position, nullptr);
+  host_saw();
 }
 
 bool Mark::wait_for(std::chrono::milliseconds limit) const {
-  if (reached()) return true;
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  return stream->wait_until(position, &deadline);
+  if (!reached() && !stream->wait_until(position, &deadline)) return false;
+  host_saw();
+  return true;
+}
+
+void Mark::host_saw() const {
+  if (stream == nullptr || captured != nullptr || !costly_checks()) return;
+  races::host_saw(stream->id(), position, known);
 }
 
 Stream::Stream(int device, StreamKind kind, int priority)
     : device_(device), kind_(kind), priority_(priority), id_(next_id()) {}
+
+Stream::~Stream() {
+  if (costly_checks()) races::forget_stream(id_);
+}
 
 std::shared_ptr<Stream> Stream::create(int device, StreamKind kind, int priority) {
   std::shared_ptr<Stream> stream(new Stream(device, kind, priority));
@@ -136,6 +149,26 @@ std::vector<Mark> Stream::implicitly_after() const {
   return marks;
 }
 
+// The same rules, whether or not the work that they put before has run by now.
+races::Known Stream::come() {
+  if (!costly_checks()) return nullptr;
+  if (kind_ == StreamKind::legacy) {
+    const auto others = streams_but_legacy(device_);
+    races::Coming next(place_);
+    for (const auto& other : others) {
+      if (other->kind_ != StreamKind::blocking) continue;
+      next.after(other->id_, other->enqueued_.load(), other->place_);
+    }
+    return next.known();
+  }
+  Stream* const legacy = kind_ == StreamKind::blocking
+                             ? streams_of(device_).legacy_made.load(std::memory_order_acquire)
+                             : nullptr;
+  races::Coming next(place_);
+  if (legacy != nullptr) next.after(legacy->id_, legacy->enqueued_.load(), legacy->place_);
+  return next.known();
+}
+
 Mark Stream::enqueue(std::function<void()> work, WorkKind kind) {
   Mark mark;
   if (capturing() && capture(work, kind, &mark)) return mark;
@@ -150,7 +183,9 @@ Mark Stream::enqueue_steps(std::function<void()> work, std::function<bool(bool)>
 
 bool Stream::wait_for(const Mark& mark) {
   if (mark.captured != nullptr || capturing()) return capture_wait(mark);
-  if (mark.stream.get() == this || mark.reached()) return true;
+  if (mark.stream.get() == this || mark.stream == nullptr) return true;
+  if (costly_checks()) races::Coming(place_).after(mark.stream->id_, mark.position, mark.known);
+  if (mark.reached()) return true;
   Item item{nullptr, implicitly_after()};
   item.after.push_back(mark);
   push(std::move(item));
@@ -188,7 +223,7 @@ bool Stream::capture_wait(const Mark& mark) {
   if (capture_point_ == nullptr) return true;
   const auto point = std::make_shared<CapturePoint>(*capture_point_);
   if (mark.captured == nullptr) {
-    if (!mark.reached()) point->last_enqueued.push_back(mark);
+    point->last_enqueued.push_back(mark);
   } else {
     for (GraphNode* const node : mark.captured->last) {
       const bool known = std::count(point->last.begin(), point->last.end(), node) != 0;
@@ -227,7 +262,8 @@ Mark Stream::tail() {
   }
   // The legacy stream's end includes what it would have to wait for.
   if (kind_ == StreamKind::legacy && !implicitly_after().empty()) return enqueue(nullptr);
-  return Mark{shared_from_this(), enqueued_.load(), nullptr};
+  const races::Known known = kind_ == StreamKind::legacy ? come() : races::known_to(place_);
+  return Mark{shared_from_this(), enqueued_.load(), nullptr, known};
 }
 
 std::vector<Mark> Stream::pending(int device) {
@@ -246,11 +282,13 @@ bool Stream::idle() const { return has_run(enqueued_.load()) && implicitly_after
 Mark Stream::push(Item item) {
   set_host_state(HostState::active);
   note_step();
+  races::Known known = come();
+  item.known = known;
   std::unique_lock<std::mutex> lock(mutex_);
   queue_.push_back(std::move(item));
   const std::uint64_t position = enqueued_.fetch_add(1) + 1;
   wake_an_executor(lock);
-  return Mark{shared_from_this(), position, nullptr};
+  return Mark{shared_from_this(), position, nullptr, std::move(known)};
 }
 
 Mark Stream::perform(const std::function<void()>& work, WorkKind kind) {
@@ -261,6 +299,7 @@ Mark Stream::perform(const std::function<void()>& work, WorkKind kind) {
 
 bool Stream::try_now(const std::function<void()>& work, Mark* mark) {
   if (capturing() || !implicitly_after().empty()) return false;
+  races::Known known = come();
   std::unique_lock<std::mutex> lock(mutex_);
   if (executing_ || !queue_.empty()) return false;
   executing_ = true;
@@ -271,7 +310,7 @@ bool Stream::try_now(const std::function<void()>& work, Mark* mark) {
   finish_item(lock);
   executing_ = false;
   wake_an_executor(lock);
-  *mark = Mark{shared_from_this(), position, nullptr};
+  *mark = Mark{shared_from_this(), position, nullptr, std::move(known)};
   return true;
 }
 
@@ -316,7 +355,7 @@ void Stream::run(std::unique_lock<std::mutex>& lock, std::uint64_t until, bool h
   while (!queue_.empty() && !has_run(until)) {
     if (find_blocked(lock)) break;
     // Nobody knows how long a user's function or graph takes: not for a thread with a deadline.
-    if (hurried && queue_.front().kind == WorkKind::host) {
+    if (hurried && is_users(queue_.front().kind)) {
       for_worker_ = true;
       break;
     }
@@ -338,7 +377,12 @@ bool Stream::perform_item(const Item& item, bool may_block) {
 bool Stream::run_first(std::unique_lock<std::mutex>& lock, bool may_block) {
   Item item = std::move(queue_.front());
   queue_.pop_front();
+  const std::uint64_t position = completed_.load() + 1;
   lock.unlock();
+  // What it finds done it may tell the host's threads.
+  if (item.kind == WorkKind::host && costly_checks()) {
+    races::host_saw(id_, position, item.known);
+  }
   const bool done = perform_item(item, may_block);
   if (done) item = Item{};
   lock.lock();
@@ -455,6 +499,11 @@ void Stream::forget() {
 }
 
 void Stream::close() {
+  // The default stream's work comes after this one's, also when that has been forgotten.
+  if (kind_ == StreamKind::blocking && costly_checks()) {
+    Stream& first = *legacy(device_);
+    races::Coming(first.place_).after(id_, enqueued_.load(), place_);
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   closed_ = true;
   wake_an_executor(lock);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "device.h"
+#include "races.h"
 
 struct CUstream_st;
 
@@ -26,14 +27,17 @@ struct EMU_API Mark {
   std::shared_ptr<Stream> stream;
   std::uint64_t position = 0;
   std::shared_ptr<const CapturePoint> captured = nullptr;
+  races::Known known = nullptr;  // what has run before, as the check for races counts
   bool reached() const;
   void wait() const;
   // Waits so long at most; whether the place was reached.
   bool wait_for(std::chrono::milliseconds limit) const;
+  // The host knows that it was reached.
+  void host_saw() const;
 };
 
 // What a graph says that its nodes are: values of CUgraphNodeType.
-enum class WorkKind { kernel = 0, memcpy = 1, memset = 2, host = 3, empty = 5 };
+enum class WorkKind { kernel = 0, memcpy = 1, memset = 2, host = 3, graph = 4, empty = 5 };
 
 enum class StreamKind { legacy, blocking, nonblocking };
 
@@ -45,6 +49,7 @@ enum class StreamKind { legacy, blocking, nonblocking };
 // held while work runs.
 class EMU_API Stream : public std::enable_shared_from_this<Stream> {
  public:
+  ~Stream();
   int device() const { return device_; }
   // Appends work and returns at once. The work must not throw, and may be run again where the
   // stream is captured into a graph.
@@ -86,6 +91,10 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   bool capturing() const { return capturing_.load(); }
   std::shared_ptr<const CapturePoint> leave_capture();
 
+  // For the check for races: what the next item comes after, and where it will be.
+  races::Known come();
+  std::uint64_t next_position() const { return enqueued_.load() + 1; }
+
   // No more work comes. What is queued still runs; then the thread ends.
   void close();
 
@@ -97,6 +106,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
     std::vector<Mark> after;
     std::function<bool(bool may_block)> step = nullptr;
     WorkKind kind = WorkKind::kernel;
+    races::Known known = nullptr;
   };
 
   Stream(int device, StreamKind kind, int priority);
@@ -129,6 +139,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   const StreamKind kind_;
   const int priority_;
   const std::uint64_t id_;
+  races::Place place_;
 
   mutable std::mutex mutex_;
   std::condition_variable worker_bell_;
