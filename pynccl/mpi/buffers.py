@@ -13,7 +13,7 @@ from mpi4py import MPI
 from pynccl.arrays import resolve
 from pynccl.mpi.elements import Element, element_of_array, element_of_datatype
 
-__all__ = ["Block", "Parts", "block", "is_on_gpu", "parts"]
+__all__ = ["Block", "Parts", "block", "is_on_gpu", "parts", "parts_by_type"]
 
 _ON_HOST: set[type] = {numpy.ndarray, bytes, bytearray, memoryview, MPI.buffer, type(None)}
 _CUDA, _CUDA_MANAGED = 2, 13
@@ -141,6 +141,33 @@ def parts(spec: Any, argument: str, nranks: int) -> Parts:
         array.stream,
         buffer,
     )
+
+
+def parts_by_type(spec: Any, argument: str, nranks: int) -> Parts:
+    """Read ``(buf, (counts, displs), types)`` and the like, with a datatype for each rank.
+
+    Displacements are in bytes, as MPI has them there.
+
+    Raises:
+        TypeError, ValueError: as of ``block``
+    """
+    buffer, counts, displs, types = _unpack(spec, argument, (tuple,))
+    if types is None:
+        counts, types = None, counts
+    if not isinstance(types, (list, tuple)) or len(types) != nranks:
+        raise ValueError(f"{argument}: datatypes must be a list of {nranks}, one for each rank")
+    array = _array(buffer, argument)
+    numbers = [1] * nranks if counts is None else _list(counts, f"{argument}: counts", nranks)
+    starts = [0] * nranks if displs is None else _list(displs, f"{argument}: displs", nranks)
+    sizes = [_element(array, one).itemsize * number for one, number in zip(types, numbers)]
+    for rank, (size, start) in enumerate(zip(sizes, starts)):
+        if size and start + size > array.nbytes:
+            raise ValueError(
+                f"{argument} has {array.nbytes} bytes; the part of rank {rank} reaches to "
+                f"{start + size}"
+            )
+    starts = [start if size else 0 for size, start in zip(sizes, starts)]
+    return Parts(array.ptr, array.nbytes, sizes, starts, array.element, array.stream, buffer)
 
 
 def _unpack(spec: Any, argument: str, pairs: tuple[type, ...]) -> tuple[Any, Any, Any, Any]:

@@ -18,7 +18,15 @@ from pynccl.mpi.shared import Event, Shared
 from pynccl.streams import check_driver
 from pynccl.types import DataType
 
-__all__ = ["CollectiveMethods"]
+__all__ = [
+    "CollectiveMethods",
+    "all_bytes",
+    "copied",
+    "copy",
+    "go_to_nccl",
+    "is_in_place",
+    "numbers",
+]
 
 Spec = tuple[int, int, DataType]
 _InPlace = type(MPI.IN_PLACE)
@@ -284,7 +292,7 @@ class CollectiveMethods(Base):
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Any:
         send, recv, how = self._reduced(sendbuf, recvbuf, op)
         nccl, queue = self._launch(send, recv)
-        nccl.allreduce(_numbers(send), _numbers(recv), how, stream=queue)
+        nccl.allreduce(numbers(send), numbers(recv), how, stream=queue)
         return send, recv
 
     def _reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op, root: int) -> Any:
@@ -294,7 +302,7 @@ class CollectiveMethods(Base):
             send = recv = block(sendbuf, "sendbuf")
             how = reduction(op, send.element)
         nccl, queue = self._launch(send, recv)
-        nccl.reduce(_numbers(send), _numbers(recv), how, root, stream=queue)
+        nccl.reduce(numbers(send), numbers(recv), how, root, stream=queue)
         return send, recv
 
     def _reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Any:
@@ -307,8 +315,8 @@ class CollectiveMethods(Base):
         how = reduction(op, send.element)
         nccl, queue = self._launch(send, recv)
         mine, spare = _beside(recv, nccl) if in_place else (recv, None)
-        nccl.reduce_scatter(_numbers(send, self.size), _numbers(mine), how, stream=queue)
-        _copy(recv.ptr, mine.ptr, mine.nbytes, queue)
+        nccl.reduce_scatter(numbers(send, self.size), numbers(mine), how, stream=queue)
+        copy(recv.ptr, mine.ptr, mine.nbytes, queue)
         return send, recv, spare
 
     def _reduce_scatter(
@@ -328,13 +336,13 @@ class CollectiveMethods(Base):
         mine, spare = _beside(mine, nccl) if in_place else (mine, None)
         each = send.element.parts
         nccl.reduce_scatterv(
-            _numbers(send._replace(items=sum(counts))),
-            _numbers(mine),
+            numbers(send._replace(items=sum(counts))),
+            numbers(mine),
             [count * each for count in counts],
             how,
             stream=queue,
         )
-        _copy(recv.ptr, mine.ptr, mine.nbytes, queue)
+        copy(recv.ptr, mine.ptr, mine.nbytes, queue)
         return send, recv, spare
 
     def _recvcounts(
@@ -365,7 +373,7 @@ class CollectiveMethods(Base):
         recv = parts(recvbuf, "recvbuf", self.size)
         send = _part(recv, self.rank) if is_in_place(sendbuf) else block(sendbuf, "sendbuf")
         nccl, queue = self._launch(send, recv)
-        nccl.allgatherv(_bytes(send), _all_bytes(recv), recv.counts, recv.displs, stream=queue)
+        nccl.allgatherv(_bytes(send), all_bytes(recv), recv.counts, recv.displs, stream=queue)
         return send, recv
 
     def _gather(self, sendbuf: Any, recvbuf: Any, root: int) -> Any:
@@ -390,7 +398,7 @@ class CollectiveMethods(Base):
         recv = parts(recvbuf, "recvbuf", self.size)
         send = _part(recv, root) if is_in_place(sendbuf) else block(sendbuf, "sendbuf")
         nccl, queue = self._launch(send, recv)
-        nccl.gatherv(_bytes(send), _all_bytes(recv), recv.counts, recv.displs, root, stream=queue)
+        nccl.gatherv(_bytes(send), all_bytes(recv), recv.counts, recv.displs, root, stream=queue)
         return send, recv
 
     def _scatter(self, sendbuf: Any, recvbuf: Any, root: int) -> Any:
@@ -415,7 +423,7 @@ class CollectiveMethods(Base):
         send = parts(sendbuf, "sendbuf", self.size)
         recv = _part(send, root) if is_in_place(recvbuf) else block(recvbuf, "recvbuf")
         nccl, queue = self._launch(send, recv)
-        nccl.scatterv(_all_bytes(send), _bytes(recv), send.counts, send.displs, root, stream=queue)
+        nccl.scatterv(all_bytes(send), _bytes(recv), send.counts, send.displs, root, stream=queue)
         return send, recv
 
     def _alltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
@@ -425,7 +433,7 @@ class CollectiveMethods(Base):
         nccl, queue = self._launch(send, recv)
         spare = None
         if is_in_place(sendbuf):
-            spare = _copied(recv.ptr, recv.nbytes * self.size, nccl, queue)
+            spare = copied(recv.ptr, recv.nbytes * self.size, nccl, queue)
             send = send._replace(ptr=spare.ptr)
         nccl.alltoall(_bytes(send, self.size), _bytes(recv, self.size), stream=queue)
         return send, recv, spare
@@ -436,12 +444,12 @@ class CollectiveMethods(Base):
         nccl, queue = self._launch(send, recv)
         spare = None
         if is_in_place(sendbuf):
-            spare = _copied(recv.ptr, recv.nbytes, nccl, queue)
+            spare = copied(recv.ptr, recv.nbytes, nccl, queue)
             send = send._replace(ptr=spare.ptr)
         nccl.alltoallv(
-            _all_bytes(send),
+            all_bytes(send),
             send.counts,
-            _all_bytes(recv),
+            all_bytes(recv),
             recv.counts,
             send.displs,
             recv.displs,
@@ -454,11 +462,13 @@ def _bytes(data: Block, blocks: int = 1) -> Spec:
     return data.ptr, data.nbytes * blocks, DataType.UINT8
 
 
-def _all_bytes(data: Parts) -> Spec:
+def all_bytes(data: Parts) -> Spec:
+    """Return an array of parts as NCCL takes it, as bytes."""
     return data.ptr, data.nbytes, DataType.UINT8
 
 
-def _numbers(data: Block, blocks: int = 1) -> Spec:
+def numbers(data: Block, blocks: int = 1) -> Spec:
+    """Return blocks that follow one another as NCCL takes them to a reduction."""
     datatype = data.element.datatype
     assert datatype is not None, "reduction() has seen to that"
     return data.ptr, data.items * data.element.parts * blocks, datatype
@@ -490,7 +500,8 @@ def _check_bytes(send: Block, recv: Block) -> None:
         )
 
 
-def _copy(target: int, source: int, nbytes: int, queue: int) -> None:
+def copy(target: int, source: int, nbytes: int, queue: int) -> None:
+    """Queue a copy on the GPU."""
     if nbytes and target != source:
         from cuda.bindings import driver
 
@@ -503,7 +514,8 @@ def _beside(data: Block, nccl: Communicator) -> tuple[Block, Allocation]:
     return data._replace(ptr=spare.ptr), spare
 
 
-def _copied(ptr: int, nbytes: int, nccl: Communicator, queue: int) -> Allocation:
+def copied(ptr: int, nbytes: int, nccl: Communicator, queue: int) -> Allocation:
+    """Return memory for which a copy is queued."""
     spare = Allocation(nbytes, nccl.device.device_id)
-    _copy(spare.ptr, ptr, nbytes, queue)
+    copy(spare.ptr, ptr, nbytes, queue)
     return spare

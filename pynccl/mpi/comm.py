@@ -10,19 +10,16 @@ from mpi4py import MPI
 
 from pynccl.communicator import Communicator
 from pynccl.mpi.buffers import is_on_gpu
-from pynccl.mpi.collectives import CollectiveMethods
+from pynccl.mpi.composed import ComposedMethods
 from pynccl.mpi.point_to_point import MessageMethods
 from pynccl.mpi.shared import forget, shared_of
 
 __all__ = ["REFUSED", "Cartcomm", "Comm"]
 
 _PERSISTENT = "a persistent request cannot be made of it; call the nonblocking method each time"
-_PREFIX = "NCCL has no prefix reduction; gather the parts, or reduce with Allreduce"
 _NEIGHBOURS = "use Isend and Irecv with the neighbours"
 
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("Scan", "Exscan", "Iscan", "Iexscan"), _PREFIX),
-    **dict.fromkeys(("Alltoallw", "Ialltoallw"), "it has a datatype for each rank; use Alltoallv"),
     **dict.fromkeys(
         (
             *("Send_init", "Bsend_init", "Ssend_init", "Rsend_init", "Recv_init"),
@@ -73,7 +70,7 @@ def _guarded(kind: type, name: str, reason: str) -> Callable[..., Any]:
     return method
 
 
-class GpuMethods(CollectiveMethods, MessageMethods):
+class GpuMethods(ComposedMethods, MessageMethods):
     """What is added to a communicator of MPI."""
 
     def _adopt(self, comm: Any) -> None:

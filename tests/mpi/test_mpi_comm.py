@@ -137,7 +137,6 @@ REFUSED = {
     "bitwise and": lambda c, a: c.Allreduce(MPI.IN_PLACE, a, MPI.BAND),
     "own function": lambda c, a: c.Allreduce(MPI.IN_PLACE, a, MPI.Op.Create(lambda x, y, t: None)),
     "contiguous run": lambda c, a: c.Bcast([a, 1, MPI.INT.Create_vector(2, 1, 2).Commit()]),
-    "no prefix reduction": lambda c, a: c.Scan(MPI.IN_PLACE, a),
     "persistent": lambda c, a: c.Send_init(a, 0),
     "recvbuf is not": lambda c, a: c.Allreduce(a, np.zeros(4, "i4")),
     "must not be negative": lambda c, a: c.Bcast([a, -1]),
