@@ -179,9 +179,12 @@ def check(
     if result == Result.UNHANDLED_CUDA_ERROR and not library.gpu_answers():
         hint = _NO_DRIVER
     report = ""
-    if comm and (recorded or result != Result.INVALID_ARGUMENT):
+    if comm:
         recorder: Any = import_module("pynccl.recorder")
-        report = recorder.failed(comm, f"{function}: {detail}")
+        if recorded or result != Result.INVALID_ARGUMENT:
+            report = recorder.failed(comm, f"{function}: {detail}")
+        else:
+            recorder.refused(comm, function)
     raise make(result, function, detail, hint, report)
 
 

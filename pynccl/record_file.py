@@ -18,6 +18,7 @@ __all__ = ["FORMAT", "write", "write_quietly"]
 
 FORMAT = 1
 _reasons: list[dict[str, Any]] = []
+_process = os.getpid()
 
 
 def write(folder: Path, reason: str) -> Path:
@@ -44,7 +45,12 @@ def write(folder: Path, reason: str) -> Path:
 
 
 def write_quietly(reason: str) -> None:
-    """Write to the folder of ``PYNCCL_TRACE``; what keeps it from that is told, and not raised."""
+    """Write to the folder of ``PYNCCL_TRACE``; what keeps it from that is told, and not raised.
+
+    A forked child writes nothing: the communicators are its parent's.
+    """
+    if os.getpid() != _process:
+        return
     try:
         write(Path(os.environ["PYNCCL_TRACE"]), reason)
     except Exception as error:

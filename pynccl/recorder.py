@@ -42,7 +42,8 @@ class Operation(NamedTuple):
 
     Attributes:
         number: its place among all that this rank asked of the communicator, from 1
-        kind: ``"collective"``, ``"message"`` or ``"control"`` (split, grow, finalize)
+        kind: ``"collective"``, ``"message"``, ``"control"`` (split, grow, finalize), or
+            ``"refused"`` for a call that the library did not take
         ordinal: its place among the collectives and controls; of a message, among those of the same
             function with the same peer. So equal ordinals belong together on different ranks
         function: NCCL's
@@ -53,7 +54,8 @@ class Operation(NamedTuple):
         site: file and line
         time: seconds of ``time.perf_counter``; of a prepared operation, between its neighbours'
         known: the same of the moment at which a synchronize told that it was done, or None
-        state: ``"completed"``; ``"not completed"``; ``"issued"`` where nobody can tell
+        state: ``"completed"``; ``"not completed"``; ``"issued"`` where nobody can tell;
+            ``"refused"``
     """
 
     number: int
@@ -88,6 +90,21 @@ class Operation(NamedTuple):
         return f"{self.function}({', '.join(parts)})"
 
 
+class Place(NamedTuple):
+    """How an operation that is not a collective is counted.
+
+    Attributes:
+        ordinal: a message's
+        apart: how many so far are not among the collectives and controls
+        ours: how many so far the library was not given
+    """
+
+    kind: str
+    ordinal: int
+    apart: int
+    ours: int
+
+
 Hot = tuple[ctypes.c_size_t, Callable[[tuple[Any, ...]], None], Callable[[], int]]
 
 
@@ -100,17 +117,16 @@ class Log:
         alias: another such name; "" for none
         hot: what a call needs: where its site's address is put for the library to read; what takes
             ``(number, time or None, group or falsy, (function, arguments, queue, site))``, and
-            after these, for a message, ``(messages so far, ordinal)``, for a control, how many;
-            and what returns the next number
+            a ``Place`` for what is not a collective; and what returns the next number
         peers: how many messages of a function there were with a peer
         state: ``"alive"``, ``"destroyed"``, ``"aborted"``
     """
 
     __slots__ = (
+        "_apart",
         "_children",
-        "_controls",
         "_made",
-        "_messages",
+        "_ours",
         "_pending",
         "_progress",
         "_ring",
@@ -135,7 +151,7 @@ class Log:
         self._made = perf_counter()
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=size())
         self.hot: Hot = (ctypes.c_size_t(), self._ring.append, count(1).__next__)
-        self._messages = self._controls = self._pending = 0
+        self._apart = self._ours = self._pending = 0
         self.peers: defaultdict[tuple[str, int], int] = defaultdict(int)
         self._synchronized: deque[tuple[int, int, float]] = deque(maxlen=256)
         self._progress: tuple[int, int] | None = None
@@ -166,12 +182,12 @@ class Log:
         cell, append, number = self.hot
         site = find(_getframe(2))
         cell.value = site.address
-        self._messages += 1
+        self._apart += 1
         whom = function, arguments[-1]
         self.peers[whom] += 1
-        extra = self._messages, self.peers[whom]
+        place = Place("message", self.peers[whom], self._apart, self._ours)
         call = (function, arguments, queue, site)
-        append((number(), perf_counter(), open_groups and group_number(), call, extra))
+        append((number(), perf_counter(), open_groups and group_number(), call, place))
 
     def collective(self, function: str, arguments: tuple[Any, ...], queue: int) -> None:
         """Record a collective, where the way there is not worth to be written out."""
@@ -184,10 +200,11 @@ class Log:
     def control(self, function: str) -> None:
         """Record a call that all ranks make and that blocks; ``returned`` follows."""
         _, append, number = self.hot
-        self._controls += 1
+        self._ours += 1
         self._pending = number()
         call = (function, (), 0, find(_getframe(2)))
-        append((self._pending, perf_counter(), 0, call, self._controls))
+        place = Place("control", 0, self._apart, self._ours)
+        append((self._pending, perf_counter(), 0, call, place))
 
     def child(self, function: str, part: str) -> str:
         """Record a split or a grow, and return the identity of the communicator it makes.
@@ -202,6 +219,18 @@ class Log:
         verb = function.removeprefix("ncclComm").lower()
         return f"{self.identity}/{verb}{next(self._children[function])}{part}"
 
+    def refused(self, function: str) -> None:
+        """Note that the library did not take the last call, if it was this function's."""
+        record = self._ring[-1] if self._ring else None
+        if record is None or record[3][0].removesuffix("Config") != function.removesuffix("Config"):
+            return
+        if len(record) > 4:
+            self.peers[function, record[3][1][-1]] -= 1
+        else:
+            self._apart += 1
+        self._ours += 1
+        self._ring[-1] = (*record[:4], Place("refused", 0, self._apart, self._ours))
+
     def returned(self) -> None:
         """Note that the last control came back."""
         self._pending = 0
@@ -214,7 +243,7 @@ class Log:
     @property
     def collectives(self) -> int:
         """Number of collectives and controls so far."""
-        return self.issued - self._messages
+        return self.issued - self._apart
 
     def synchronized(self, queue: int, number: int) -> None:
         """Note that what was queued up to an operation is done on a stream."""
@@ -238,24 +267,33 @@ class Log:
         records = list(self._ring.copy())
         done = self._done(records, progress)
         times = self._times(records)
-        messages, controls = self._messages, self._controls
+        apart, ours = self._apart, self._ours
         made: list[Operation] = []
         for record in reversed(records[-last:] if last else records):
-            number, extra = record[0], record[4] if len(record) > 4 else None
-            kind, ordinal = "collective", number - messages
-            if isinstance(extra, tuple):
-                kind, ordinal, messages = "message", extra[1], extra[0] - 1
-            known = self._known(record)
-            if isinstance(extra, int):
-                kind, completed = "control", number != self._pending
-                controls = extra - 1
+            number, known = record[0], self._known(record)
+            if len(record) == 4:
+                place = Place("collective", number - apart, apart, ours)
             else:
-                completed = known is not None or (done is not None and number - controls <= done)
-            state = "completed" if completed else "issued"
-            if state == "issued" and (done is not None or kind == "control"):
-                state = "not completed"
+                place = record[4]
+            kind, ordinal, apart, ours = place
+            state = self._state(place, number, known, done)
+            if kind == "control":
+                ordinal, ours = number - apart, ours - 1
+            elif kind == "message":
+                apart -= 1
+            elif kind == "refused":
+                apart, ours = apart - 1, ours - 1
             made.append(_operation(record, kind, ordinal, times(number), known, state))
         return made[::-1]
+
+    def _state(self, place: Place, number: int, known: float | None, done: int | None) -> str:
+        if place.kind == "refused":
+            return "refused"
+        if place.kind == "control":
+            return "completed" if number != self._pending else "not completed"
+        if known is not None or (done is not None and number - place.ours <= done):
+            return "completed"
+        return "issued" if done is None else "not completed"
 
     def _done(
         self, records: list[tuple[Any, ...]], progress: tuple[int, int] | None
@@ -264,7 +302,7 @@ class Log:
         if progress is None or not records:
             return None
         given, completed = progress
-        ours = records[-1][0] - self._controls
+        ours = records[-1][0] - self._ours
         # Calls of pynccl.bindings are not in the record; they count as the earliest.
         return int(completed - max(0, given - ours))
 
@@ -344,6 +382,13 @@ def identity_of_process() -> str:
     return f"{socket.gethostname()}.{os.getpid()}.{next(_in_process)}"
 
 
+def refused(handle: int, function: str) -> None:
+    """Note that the library found fault with the arguments of a communicator's last call."""
+    log = of(handle)
+    if log is not None:
+        log.refused(function)
+
+
 def group_started() -> None:
     """Note that this thread began a group."""
     entry = open_groups.setdefault(get_ident(), [0, 0])
@@ -388,11 +433,11 @@ def _operation(
     number, _, group, (function, arguments, queue, site) = record[:4]
     function = function.removesuffix("Config")
     words: dict[str, Any] = {}
-    if kind == "message":
+    if function in MESSAGES:
         words["peer"] = arguments[-1] if arguments[-1] >= 0 else None
         if len(arguments) == 4:
             words["count"], words["datatype"] = arguments[1:3]
-    elif kind == "collective":
+    elif kind != "control":
         names = [name.removeprefix("send").removeprefix("recv") for name in FUNCTIONS[function][2]]
         words = dict(zip(names, arguments))
     dtype, nbytes = "", 0

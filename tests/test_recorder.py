@@ -97,6 +97,29 @@ def test_collectives_and_messages_are_counted_apart(comm):
     ]
 
 
+def test_call_that_is_refused_is_not_counted(comm):
+    array = comm.empty(3)
+    comm.allreduce(array)
+    far = (array.ptr, 1 << 30, "float32")  # reaches beyond the allocation
+    with pytest.raises(pynccl.NCCLInvalidArgument):
+        comm.allreduce(far)
+    with pytest.raises(pynccl.NCCLInvalidArgument):
+        comm.send(far, 0)
+    comm.broadcast(array)
+    kinds = [(one.kind, one.ordinal, one.state == "refused") for one in last(comm, 4)]
+    assert kinds == [
+        ("collective", 1, False),
+        ("refused", 0, True),
+        ("refused", 0, True),
+        ("collective", 2, False),
+    ]
+    assert comm._log.collectives == 2 and set(comm._log.peers.values()) == {0}
+    given, done = comm._log.progress()
+    while done < given:
+        given, done = comm._log.progress()
+    assert last(comm)[0].state == "completed"
+
+
 def test_operations_of_one_group_have_its_number(comm):
     array = comm.asarray(np.ones(3, "float32"))
     comm.allreduce(array)
@@ -250,10 +273,11 @@ def test_abort_leaves_the_record(tmp_path):
     assert status == 3 and len(reasons) == 1 and reasons[0][0].startswith("abort of rank 0 of 1")
 
 
+BLOCKS = "import ctypes; ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)"
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGABRT"])
-@pytest.mark.parametrize(
-    "waits", ["time.sleep(20)", "import ctypes; ctypes.CDLL(None).sleep(20)"], ids=["Python", "C"]
-)
+@pytest.mark.parametrize("waits", ["time.sleep(20)", BLOCKS], ids=["Python", "C"])
 def test_signal_ends_the_process_as_before_and_leaves_the_record(tmp_path, name, waits):
     kill = f"subprocess.Popen(['sh', '-c', 'sleep 0.3; kill -{name[3:]} ' + str(os.getpid())])"
     start = time.monotonic()

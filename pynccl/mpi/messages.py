@@ -185,9 +185,9 @@ class Exchange:
             with group():
                 for one in ready:
                     name = "ncclSend" if one.sends else "ncclRecv"
-                    code = getattr(bindings, name)(
-                        one.ptr, one.nbytes, DataType.UINT8, one.peer, comm, queue
-                    )
+                    arguments = (one.ptr, one.nbytes, DataType.UINT8, one.peer)
+                    shared.record_message(name, arguments, queue)
+                    code = getattr(bindings, name)(*arguments, comm, queue)
                     errors.check(code, name, comm)
             event = Event(queue)
         except errors.NCCLError as error:

@@ -188,6 +188,11 @@ class Shared:
         Device(self.ordinal).set_current()
         return self.messages._handle.value, self.message_queue
 
+    def record_message(self, name: str, arguments: tuple[int, ...], queue: int) -> None:
+        """Enter a message into the flight record."""
+        assert self.messages is not None
+        self.messages._log.message(name, arguments, queue)
+
     def after(self, queue: int, *blocks: Any) -> None:
         """Make a stream wait for what makes, or still reads, the contents of arrays."""
         from cuda.bindings import driver

@@ -50,7 +50,9 @@ def findings(communicators: Iterable[Communicator]) -> list[Finding]:
 
 
 def _collectives(member: Member) -> dict[int, Operation]:
-    return {one.ordinal: one for one in member.operations if one.kind != "message"}
+    return {
+        one.ordinal: one for one in member.operations if one.kind in ("collective", "control")
+    }
 
 
 def _signature(operation: Operation) -> tuple[Any, ...]:
@@ -150,9 +152,10 @@ def _no_partner(communicator: Communicator) -> Iterator[Finding]:
     """Sends without a receive, receives without a send, and pairs of different sizes."""
     for rank, member in communicator.members.items():
         for operation in member.operations:
-            if operation.function not in ("ncclSend", "ncclRecv") or operation.peer is None:
+            known = operation.kind == "message" and operation.peer is not None
+            if not known or operation.function not in ("ncclSend", "ncclRecv"):
                 continue
-            partner = communicator.members.get(operation.peer)
+            partner = communicator.members.get(operation.peer or 0)
             if partner is None:
                 continue
             text = _mismatch(operation, rank, partner)
