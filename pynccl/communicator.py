@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
@@ -557,7 +559,19 @@ def _abort_the_rest() -> None:
         value, handle.value = handle.value, 0
         if value:
             comm._log.ended("aborted")
+            _tell_of_undestroyed(comm)
             bindings.ncclCommAbort(value)
+
+
+def _tell_of_undestroyed(comm: Communicator) -> None:
+    """Say on the emulator what on GPUs goes unnoticed; not where an exception ended the program."""
+    if library.load().backend == "emulator" and not hasattr(sys, "last_value"):
+        print(
+            f"pynccl emulator: process {os.getpid()} ends, and its communicator (rank {comm.rank} "
+            f"of {comm.nranks}) was neither destroyed nor aborted: `with comm:` does it",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _current(device: Device | int | None) -> int:

@@ -194,6 +194,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Whether those that are waited for wait for this rank in their turn. The communicator has failed
   // then.
   bool look_for_deadlock(LongWait& wait, const Missing& missing, const Doing& doing);
+  // Whether one that lives has not come for longer than the user has patience. The communicator has
+  // failed then.
+  bool look_for_missing_ranks(LongWait& wait, const Missing& missing, const Doing& doing);
   void report(ncclResult_t code, const std::string& text);
   ncclResult_t failure();
 
@@ -263,6 +266,7 @@ Outcome Communicator::wait(SharedWord& word, const Ready& ready, const IsMissing
       return Outcome::failed;
     }
     if (look_for_lost_ranks(missing, doing)) return Outcome::failed;
+    if (look_for_missing_ranks(long_wait, missing, doing)) return Outcome::failed;
     next_look = std::chrono::steady_clock::now() + between_looks;
   }
 }

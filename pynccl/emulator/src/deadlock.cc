@@ -184,6 +184,10 @@ LongWait::~LongWait() {
   if (place_ >= 0) withdraw(place_);
 }
 
+int LongWait::seconds() const {
+  return static_cast<int>((board_clock() - begin_) / 1'000'000'000);
+}
+
 void LongWait::publish(const std::vector<Awaited>& awaited, const std::string& text) {
   const Board& board = own_board();
   if (place_ >= 0) {

@@ -20,10 +20,14 @@ class LongWait {
   // can still go on. The account of who waits for whom where none can; empty otherwise.
   std::string look(const std::vector<Awaited>& awaited, const std::string& text);
 
+  int seconds() const;  // so far
+  bool told = false;    // that it takes long
+
  private:
   void publish(const std::vector<Awaited>& awaited, const std::string& text);
   std::string verdict() const;
 
+  const std::uint64_t begin_ = board_clock();
   int place_ = -1;
   std::string text_;
   std::unique_ptr<WaitsForRanks> waiting_;

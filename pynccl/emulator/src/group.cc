@@ -1,10 +1,12 @@
 #include "group.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <thread>
 
 #include "device_scope.h"
 #include "error.h"
+#include "process.h"
 
 extern "C" int cuEventRecord(cudaEvent_t event, cudaStream_t stream);
 
@@ -20,6 +22,11 @@ struct Pending {
   cudaEvent_t launched;
 };
 
+std::string first_of(const std::vector<Pending>& operations) {
+  const Operation& first = operations.front().operation;
+  return describe(first) + at(first.site);
+}
+
 struct Group {
   int depth = 0;
   ncclResult_t error = ncclSuccess;
@@ -28,7 +35,19 @@ struct Group {
   std::vector<Job> jobs;
 };
 
-thread_local Group current;
+// The calling thread's.
+struct OpenGroup : Group {
+  ~OpenGroup() {
+    if (depth == 0 || operations.empty()) return;
+    std::fprintf(stderr,
+                 "pynccl emulator: a thread of process %d ended inside a group, and what it held was "
+                 "never launched (%zu of its operations; the first: %s): every ncclGroupStart needs "
+                 "its ncclGroupEnd\n",
+                 own_pid(), operations.size(), first_of(operations).c_str());
+  }
+};
+
+thread_local OpenGroup current;
 
 void run(Job& job) {
   const DeviceScope scope(job.device);
@@ -105,10 +124,17 @@ ncclResult_t take_group(Group* ended) {
     return ncclSuccess;
   }
   *ended = std::move(current);
-  current = Group();
+  static_cast<Group&>(current) = Group();
+  if (ended->error == ncclSuccess && !ended->jobs.empty() && !ended->operations.empty()) {
+    ended->error = ncclInvalidUsage;
+    ended->error_text = format(
+        "it makes or ends communicators and has operations as well (the first: %s): each belongs in "
+        "a group of its own",
+        first_of(ended->operations).c_str());
+  }
   if (ended->error == ncclSuccess) return ncclSuccess;
   for (Job& job : ended->jobs) job.undo();
-  return fail(ended->error, "the group was not launched since a call in it failed: %s",
+  return fail(ended->error, "the group was not launched: %s",
               ended->error_text.c_str());
 }
 
@@ -120,7 +146,7 @@ ncclResult_t note(ncclResult_t result) {
   if (result != ncclSuccess && result != ncclInProgress && current.depth > 0 &&
       current.error == ncclSuccess) {
     current.error = result;
-    current.error_text = last_error();
+    current.error_text = "a call in it failed: " + last_error();
   }
   return result;
 }

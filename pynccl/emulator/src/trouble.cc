@@ -1,5 +1,9 @@
 // How a communicator fails: ranks that were lost, and how all come to know.
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
 #include "communicator.h"
 #include "error.h"
 #include "process.h"
@@ -56,6 +60,48 @@ bool Communicator::look_for_lost_ranks(const Missing& missing, const Doing& doin
     fail(ncclRemoteError, "%s", text.c_str());
     return true;
   }
+  return false;
+}
+
+namespace {
+
+// Seconds after which a wait for a rank that lives and has not come is told, and those after which
+// it fails: 0 for never.
+constexpr int patient = 10;
+
+int most_patient() {
+  static const int seconds = [] {
+    const char* const text = std::getenv("PYNCCL_EMULATOR_PATIENCE");
+    return text == nullptr ? 0 : std::max(std::atoi(text), 0);
+  }();
+  return seconds;
+}
+
+}  // namespace
+
+bool Communicator::look_for_missing_ranks(LongWait& wait, const Missing& missing,
+                                          const Doing& doing) {
+  const int seconds = wait.seconds();
+  const bool fails = most_patient() != 0 && seconds >= most_patient();
+  if (!fails && (seconds < patient || wait.told)) return false;
+  std::string who;
+  for (int r = 0; r < nranks_; ++r) {
+    const RankRecord& record = region_->rank(r);
+    if (!missing(r)) continue;
+    who += format("%srank %d ", who.empty() ? "" : ", ", r);
+    who += record.pid == 0 ? std::string("(which never joined)")
+                           : format("(process %d, which lives;%s)", record.pid,
+                                    last_of(record).c_str());
+  }
+  const std::string text = format("rank %d has waited for %d s in %s for %s", rank_, seconds,
+                                  doing().c_str(), who.c_str());
+  if (fails) {
+    report(ncclInvalidUsage, text + ": all ranks must come to every operation");
+    return true;
+  }
+  wait.told = true;
+  std::fprintf(stderr, "pynccl emulator: communicator %s: %s; waiting on\n",
+               region_->name().c_str(), text.c_str());
   return false;
 }
 
