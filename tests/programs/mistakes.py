@@ -1,0 +1,196 @@
+"""Programs that make one mistake each. ``mistakes.py NAME``, on two or more ranks; every rank prints,
+as JSON, what was raised and after how many seconds, then ends in order."""
+
+import json
+import sys
+import time
+
+import numpy
+from mpi4py import MPI
+
+import pynccl
+from pynccl import bindings
+from pynccl.types import DataType, RedOp
+
+world = MPI.COMM_WORLD
+
+
+def ones(comm, count=4, dtype="float32"):
+    return comm.asarray(numpy.ones(count, dtype))
+
+
+def other_operation(comm):
+    x = ones(comm)
+    if comm.rank == 0:
+        comm.broadcast(x)
+    else:
+        comm.allreduce(x)
+    comm.synchronize()
+
+
+def other_count(comm):
+    comm.allreduce(ones(comm, 4 + comm.rank))
+    comm.synchronize()
+
+
+def other_type(comm):
+    comm.allreduce(ones(comm, 4, "float32" if comm.rank == 0 else "int32"))
+    comm.synchronize()
+
+
+def other_reduction(comm):
+    comm.allreduce(ones(comm), op=pynccl.SUM if comm.rank == 0 else pynccl.MAX)
+    comm.synchronize()
+
+
+def other_root(comm):
+    comm.broadcast(ones(comm), root=min(comm.rank, 1))
+    comm.synchronize()
+
+
+def other_message_size(comm):
+    if comm.rank == 0:
+        comm.send(ones(comm, 4), 1)
+    elif comm.rank == 1:
+        comm.recv(ones(comm, 5), 0)
+    comm.synchronize()
+
+
+def send_without_receive(comm):
+    if comm.rank == 0:
+        comm.send(ones(comm), 1)
+        comm.synchronize()
+    comm.allreduce(ones(comm))
+    comm.synchronize()
+
+
+def unfused_exchange(comm):
+    x, y = ones(comm), ones(comm)
+    comm.send(x, (comm.rank + 1) % comm.nranks)
+    comm.recv(y, (comm.rank - 1) % comm.nranks)
+    comm.synchronize()
+
+
+def opposite_order(comm):
+    other = comm.split(0, comm.rank)
+    for one in (other, comm) if comm.rank == 0 else (comm, other):
+        one.allreduce(ones(one))
+        one.synchronize()
+
+
+def leaves_early(comm):
+    comm.allreduce(ones(comm))
+    comm.synchronize()
+    if comm.rank == 0:
+        comm.destroy()
+        return
+    comm.allreduce(ones(comm))
+    comm.synchronize()
+
+
+def never_comes(comm):
+    comm.allreduce(ones(comm))
+    comm.synchronize()
+    if comm.rank == 0:
+        time.sleep(3)
+        return
+    comm.allreduce(ones(comm))
+    comm.synchronize()
+
+
+def skips_an_operation(comm):
+    x = ones(comm)
+    for step in range(3):
+        if comm.rank == 0 and step == 1:
+            continue
+        comm.allreduce(x)
+    comm.synchronize()
+
+
+def host_memory(comm):
+    x = numpy.ones(4, numpy.float32)
+    arguments = (x.ctypes.data, x.ctypes.data, 4, DataType.FLOAT32, RedOp.SUM, comm.ptr, 0)
+    pynccl.errors.check(bindings.ncclAllReduce(*arguments), "ncclAllReduce", comm.ptr)
+
+
+def past_the_end(comm):
+    comm.allreduce((ones(comm).ptr, 10**6, "float32"))
+
+
+def freed_memory(comm):
+    x = ones(comm)
+    pointer = x.ptr
+    del x
+    comm.synchronize()
+    comm.allreduce((pointer, 4, "float32"))
+
+
+def overlap(comm):
+    x = ones(comm, 8)
+    comm.allreduce(x[0:6], x[2:8])
+
+
+def after_finalize(comm):
+    comm.finalize()
+    comm.allreduce(ones(comm))
+
+
+def after_destroy(comm):
+    x = ones(comm)
+    comm.destroy()
+    comm.allreduce(x)
+
+
+def buffer_of_another_gpu(comm):
+    with pynccl.Communicator.init(1, 0, pynccl.get_unique_id(), device=comm.nranks) as other:
+        x = ones(other)
+        comm.allreduce(x)
+
+
+def mixed_group(comm):
+    x = ones(comm)
+    with pynccl.group():
+        comm.allreduce(x)
+        comm.split(0, comm.rank)
+
+
+def spread_id():
+    return world.bcast(pynccl.get_unique_id() if world.rank == 0 else None)
+
+
+def one_gpu_for_two(comm):
+    pynccl.Communicator.init(comm.nranks, comm.rank, spread_id(), device=0)
+
+
+def one_rank_twice(comm):
+    pynccl.Communicator.init(comm.nranks, 0, spread_id(), device=comm.rank)
+
+
+def other_number_of_ranks(comm):
+    size = comm.nranks if comm.rank == 0 else comm.nranks + 1
+    pynccl.Communicator.init(size, comm.rank, spread_id(), device=comm.rank)
+
+
+def id_used_twice(comm):
+    unique_id = spread_id()
+    with pynccl.Communicator.init(comm.nranks, comm.rank, unique_id, device=comm.rank):
+        pynccl.Communicator.init(comm.nranks, comm.rank, unique_id, device=comm.rank)
+
+
+def main():
+    comm = pynccl.Communicator.from_mpi(world)
+    world.Barrier()
+    start = time.monotonic()
+    said = {"rank": comm.rank, "kind": "", "text": ""}
+    try:
+        globals()[sys.argv[1]](comm)
+    except (pynccl.NCCLError, ValueError) as error:
+        said.update(kind=type(error).__name__, text=str(error))
+    said["seconds"] = time.monotonic() - start
+    # One write: lines of different ranks must not mix.
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+    comm.abort()
+
+
+main()

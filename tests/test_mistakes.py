@@ -1,0 +1,156 @@
+"""Each mistake that NCCL answers with a hang or a crash is an error here, on every rank concerned."""
+
+import json
+import re
+
+import pytest
+from helpers.launch import mpirun
+from helpers.processes import python
+
+PROGRAM = "tests/programs/mistakes.py"
+DIFFER = r"the ranks differ in operation 1: "
+EVERYONE, FIRST, OTHERS = "everyone", "first", "others"
+
+# Name, the exception, its text, and the ranks that raise it. AT stands for a place in the program.
+AT = r"tests/programs/mistakes\.py:\d+"
+MISTAKES = [
+    (
+        "other_operation",
+        "NCCLInvalidUsage",
+        rf"{DIFFER}rank 1, 2: all-reduce of 4 float32, sum at {AT}; "
+        rf"rank 0: broadcast of 4 float32 from rank 0 at {AT}; all ranks must issue the same",
+        EVERYONE,
+    ),
+    (
+        "other_count",
+        "NCCLInvalidUsage",
+        rf"{DIFFER}rank 0: all-reduce of 4 float32, sum at {AT}; rank 1: all-reduce of 5 .*"
+        r"rank 2: all-reduce of 6 ",
+        EVERYONE,
+    ),
+    (
+        "other_type",
+        "NCCLInvalidUsage",
+        rf"{DIFFER}rank 0: all-reduce of 4 float32, sum at {AT}; rank 1, 2: all-reduce of 4 int32",
+        EVERYONE,
+    ),
+    (
+        "other_reduction",
+        "NCCLInvalidUsage",
+        rf"rank 1, 2: all-reduce of 4 float32, max at {AT}; rank 0: all-reduce of 4 float32, sum",
+        EVERYONE,
+    ),
+    (
+        "other_root",
+        "NCCLInvalidUsage",
+        rf"{DIFFER}rank 0: broadcast of 4 float32 from rank 0 at {AT}; rank 1, 2: broadcast of 4 "
+        r"float32 from rank 1",
+        EVERYONE,
+    ),
+    (
+        "other_message_size",
+        "NCCLInvalidUsage",
+        rf"rank 0 sends 4 float32 to rank 1 at {AT}, which receives 5 float32 at {AT}: both sides",
+        (0, 1),
+    ),
+    (
+        "send_without_receive",
+        "NCCLInvalidUsage",
+        rf"none can go on: .*in send of 4 float32 to rank 1 at {AT}, for rank 1; ",
+        EVERYONE,
+    ),
+    (
+        "unfused_exchange",
+        "NCCLInvalidUsage",
+        rf"the ranks wait for each other, and none can go on: rank \d \(process \d+\) waits on "
+        rf"communicator \w+ in send of 4 float32 to rank \d at {AT}, for rank \d; .*one group",
+        EVERYONE,
+    ),
+    (
+        "opposite_order",
+        "NCCLInvalidUsage",
+        rf"none can go on: .*\(all-reduce of 4 float32, sum\) at {AT}, for rank \d; .*same order",
+        EVERYONE,
+    ),
+    (
+        "leaves_early",
+        "NCCLRemoteError",
+        rf"rank 0 \(process \d+\) has destroyed the communicator after 1 operation, the last: "
+        rf"all-reduce of 4 float32, sum at {AT}, and rank \d waits for it in operation 2 "
+        rf"\(all-reduce of 4 float32, sum\) at {AT}",
+        OTHERS,
+    ),
+    (
+        "never_comes",
+        "NCCLInvalidUsage",
+        rf"rank \d has waited for 1 s in operation 2 \(all-reduce of 4 float32, sum\) at {AT} for "
+        rf"rank 0 \(process \d+, which lives; after 1 operation, the last: all-reduce .* at {AT}\)",
+        OTHERS,
+    ),
+    (
+        "skips_an_operation",
+        "NCCLRemoteError",
+        r"rank 0 \(process \d+\) has aborted the communicator after 2 operations, the last: "
+        r".* waits for it in operation 3 ",
+        OTHERS,
+    ),
+    ("host_memory", "NCCLInvalidArgument", r"sendbuff 0x\w+ of the all-reduce .* is not GPU memory", EVERYONE),
+    (
+        "past_the_end",
+        "NCCLInvalidArgument",
+        r"sendbuff of the all-reduce of 1000000 float32, sum needs 4000000 bytes, and its "
+        r"allocation has 16 from there",
+        EVERYONE,
+    ),
+    ("freed_memory", "NCCLInvalidArgument", r"is GPU memory that was freed or never allocated", EVERYONE),
+    ("overlap", "NCCLInvalidArgument", r"sendbuff and recvbuff .* overlap without being in place", EVERYONE),
+    ("after_finalize", "NCCLInvalidUsage", r"the communicator was finalized", EVERYONE),
+    ("after_destroy", "ValueError", r"the communicator was destroyed or aborted", EVERYONE),
+    ("buffer_of_another_gpu", "ValueError", r"sendbuf is on GPU 3, the communicator on GPU \d", EVERYONE),
+    ("mixed_group", "NCCLInvalidUsage", r"each belongs in a group of its own", EVERYONE),
+    ("one_gpu_for_two", "NCCLInvalidUsage", r"ranks \d .* and \d .* are both on GPU 0", EVERYONE),
+    ("one_rank_twice", "NCCLInvalidUsage", r"rank 0 of 3 is taken twice: by process \d+ and", EVERYONE),
+    (
+        "other_number_of_ranks",
+        "NCCLInvalidArgument",
+        r"ranks disagree on the size of the communicator: \d and \d",
+        EVERYONE,
+    ),
+    ("id_used_twice", "NCCLInvalidUsage", r"has already served a communicator", EVERYONE),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "text", "ranks"), MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_a_mistake_is_told_where_it_was_made(name, kind, text, ranks):
+    env = {"PYNCCL_EMULATOR_PATIENCE": "1"} if name == "never_comes" else {}
+    ran = mpirun(3, PROGRAM, name, timeout=30, env=env)
+    said = {}
+    for line in ran.stdout.splitlines():
+        if line.startswith("{"):
+            found = json.loads(line)
+            said[found["rank"]] = found
+    assert sorted(said) == [0, 1, 2], ran.stdout + ran.stderr
+    concerned = {EVERYONE: (0, 1, 2), OTHERS: (1, 2)}.get(ranks, ranks)
+    for rank in concerned:
+        assert said[rank]["kind"] == kind, said[rank]
+        assert re.search(text, said[rank]["text"]), said[rank]["text"]
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_group_left_open_is_told_when_its_thread_ends():
+    ran = python(
+        """
+        import numpy, pynccl
+        comm = pynccl.Communicator.init(1, 0, pynccl.get_unique_id())
+        x = comm.asarray(numpy.ones(4, numpy.float32))
+        pynccl.group_start()
+        comm.allreduce(x)
+        """
+    )
+    assert "ended inside a group, and what it held was never launched (1 of its" in ran.stderr
+    assert "all-reduce of 4 float32, sum" in ran.stderr
+
+
+def test_a_communicator_left_at_exit_is_told():
+    ran = python("import pynccl; comm = pynccl.Communicator.init(1, 0, pynccl.get_unique_id())")
+    assert "its communicator (rank 0 of 1) was neither destroyed nor aborted" in ran.stderr
