@@ -1,5 +1,7 @@
-"""Programs that make one mistake each. ``mistakes.py NAME``, on two or more ranks; every rank prints,
-as JSON, what was raised and after how many seconds, then ends in order."""
+"""Programs that make one mistake each: ``mistakes.py NAME...``, on two or more ranks.
+
+Every rank prints, as JSON, what was raised and after how many seconds.
+"""
 
 import json
 import sys
@@ -92,7 +94,7 @@ def never_comes(comm):
     comm.allreduce(ones(comm))
     comm.synchronize()
     if comm.rank == 0:
-        time.sleep(3)
+        time.sleep(5)
         return
     comm.allreduce(ones(comm))
     comm.synchronize()
@@ -114,7 +116,8 @@ def host_memory(comm):
 
 
 def past_the_end(comm):
-    comm.allreduce((ones(comm).ptr, 10**6, "float32"))
+    x = ones(comm)
+    comm.allreduce((x.ptr, 10**6, "float32"))
 
 
 def freed_memory(comm):
@@ -177,13 +180,14 @@ def id_used_twice(comm):
         pynccl.Communicator.init(comm.nranks, comm.rank, unique_id, device=comm.rank)
 
 
-def main():
+def make(name):
+    """Make the mistake on a communicator of its own and print what came of it."""
     comm = pynccl.Communicator.from_mpi(world)
     world.Barrier()
     start = time.monotonic()
-    said = {"rank": comm.rank, "kind": "", "text": ""}
+    said = {"name": name, "rank": comm.rank, "kind": "", "text": ""}
     try:
-        globals()[sys.argv[1]](comm)
+        globals()[name](comm)
     except (pynccl.NCCLError, ValueError) as error:
         said.update(kind=type(error).__name__, text=str(error))
     said["seconds"] = time.monotonic() - start
@@ -191,6 +195,8 @@ def main():
     sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
     comm.abort()
+    world.Barrier()
 
 
-main()
+for mistake in sys.argv[1:]:
+    make(mistake)
