@@ -38,6 +38,12 @@ std::shared_ptr<Communicator> Communicator::create(int device, const Settings& s
 }
 
 std::shared_ptr<Communicator> Communicator::find(ncclComm_t handle) {
+  if (in_forked_child()) {
+    fail(ncclInvalidArgument,
+         "process %d was forked from one that had communicators, and NCCL and CUDA work in that one "
+         "alone: start processes before, or as multiprocessing's spawn does", own_pid());
+    return nullptr;
+  }
   const std::lock_guard<std::mutex> lock(registry().mutex);
   const auto found = registry().alive.find(handle);
   if (found != registry().alive.end()) return found->second;

@@ -36,7 +36,7 @@ const std::string& configuration_error();
 
 // In a child forked from a process that had initialised the driver: nothing works there, as on a
 // GPU, and no lock of the parent may be touched.
-bool in_forked_child();
+EMU_API bool in_forked_child();
 void watch_for_fork();
 
 }  // namespace emu
