@@ -220,7 +220,7 @@ with faults.fail(function="ncclAllReduce", call=3, result="{result}") as failing
             comm.broadcast(x)
         except pynccl.{exception} as error:
             print(call, error)
-    print(failing.fired)
+print(failing.fired)
 assert (x.get() == 1).all()
 comm.destroy()
 """

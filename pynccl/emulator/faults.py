@@ -93,17 +93,21 @@ class Fault:
             given.get("function", "").encode(),
             self.text.encode(),
         )
+        self._fired = 0
         _in_force.append(self)
 
     @property
     def fired(self) -> int:
-        """How many times it has happened in this process; 0 once it is cleared."""
-        return int(_driver().pynccl_fault_fired(self._id))
+        """How many times it has happened in this process."""
+        if self in _in_force:
+            self._fired = int(_driver().pynccl_fault_fired(self._id))
+        return self._fired
 
     def clear(self) -> None:
         """End the fault. A second call is without effect."""
-        _driver().pynccl_fault_clear(self._id)
         if self in _in_force:
+            self._fired = self.fired
+            _driver().pynccl_fault_clear(self._id)
             _in_force.remove(self)
 
     def __enter__(self) -> Fault:
