@@ -66,7 +66,7 @@ test-%: $(VENV)/ready-ranks $(VENV)/ready-emulator
 
 # The same under another MPI.
 test-mpich:
-	@$(MAKE) --no-print-directory MPI=mpich smoke test-2
+	@$(MAKE) --no-print-directory MPI=mpich smoke test-3
 
 .PHONY: smoke
 smoke: $(VENV)/ready-ranks $(VENV)/ready-emulator
