@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 from pynccl.trace.events import trace_events
@@ -62,14 +63,22 @@ def _tell(
     folder: Path, processes: list[Process], known: list[Communicator], found: list[Finding]
 ) -> None:
     print(f"{folder}: {_number(processes, 'file')}, {_number(known, 'communicator')}")
-    for process in processes:
-        reason = process.reasons[0]["reason"].splitlines()[0] if process.reasons else "?"
-        print(f"{process.name} on {process.host}: {reason}")
+    for reason, names in _reasons(processes).items():
+        print(f"{', '.join(names)}: {reason}")
     for finding in found:
         nranks = next(one.nranks for one in known if one.name == finding.communicator)
         print(f"\ncommunicator {finding.communicator} ({nranks} ranks): {finding.text}")
     if not found:
         print("\nthe ranks agree: every operation has its counterparts")
+
+
+def _reasons(processes: list[Process]) -> dict[str, list[str]]:
+    """Return why the files were first written, in a line each, and by whom."""
+    names: dict[str, list[str]] = {}
+    for process in processes:
+        reason = process.reasons[0]["reason"].splitlines()[0] if process.reasons else "?"
+        names.setdefault(textwrap.shorten(reason, 140, placeholder=" ..."), []).append(process.name)
+    return names
 
 
 def _number(things: list[Process] | list[Communicator], noun: str) -> str:

@@ -36,11 +36,11 @@ def trace_events(
                     "ts": max(0.0, (reason["time"] - zero) * 1e6),
                 }
             )
-    threads: dict[tuple[int, str, int], int] = {}
+    threads: dict[tuple[int, str, int, int], int] = {}
     for communicator, member in members:
         place = places[id(member.process)]
         for operation in member.operations:
-            key = (place, communicator.name, operation.stream)
+            key = (place, communicator.name, member.rank, operation.stream)
             if key not in threads:
                 threads[key] = len(threads) + 1
                 name = {"name": f"communicator {communicator.name}, stream {operation.stream:#x}"}

@@ -113,7 +113,8 @@ def _mark(axes: Any, found: list[Finding], zero: float, scale: float) -> None:
         return
     first = parted[0]
     axes.axvline((first.time - zero) * scale, color="#d55e00", linewidth=1.5, linestyle="--")
-    axes.set_title(first.text.splitlines()[0].rstrip(":"), color="#d55e00", fontsize=10, loc="left")
+    title = f"communicator {first.communicator}: {first.text.splitlines()[0].rstrip(':')}"
+    axes.set_title(title, color="#d55e00", fontsize=10, loc="left")
 
 
 def _legend(figure: Any, functions: list[str]) -> None:
