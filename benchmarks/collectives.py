@@ -23,7 +23,7 @@ import pynccl
 
 OPERATIONS = ("allreduce", "allgather", "reduce_scatter", "broadcast", "alltoall", "sendrecv")
 TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-SIZES = tuple(kib << 10 for kib in (1, 16, 256, 1024, 4096, 16384, 65536))
+SIZES = tuple(kib << 10 for kib in (1, 8, 64, 256, 1024, 4096, 16384, 65536))
 TRAFFIC = 16 << 20  # bytes that one timing moves, at most 50 calls
 
 
@@ -177,7 +177,8 @@ def main(world, args):
             )
         sizes = [nbytes for nbytes in SIZES if nbytes <= args.largest]
         for operation in args.operation or OPERATIONS:
-            for name, dtype in TYPES.items():
+            for name in args.type or TYPES:
+                dtype = TYPES[name]
                 for nbytes in sizes:
                     times = measure(comm, world, gloo, operation, dtype, nbytes, args.repetitions)
                     if comm.rank == 0:
@@ -191,4 +192,5 @@ if __name__ == "__main__":
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--largest", type=int, default=64 << 20, help="bytes")
     parser.add_argument("--operation", action="append", choices=OPERATIONS)
+    parser.add_argument("--type", action="append", choices=tuple(TYPES))
     main(MPI.COMM_WORLD, parser.parse_args())

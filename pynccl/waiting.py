@@ -73,11 +73,11 @@ def poll(done: Callable[[], bool], timeout: float | None) -> bool:
 
 
 @cache
-def _driver_wait() -> Callable[[int, int, bool], int] | None:
+def _driver_wait() -> Callable[[int, int, int, bool], int] | None:
     """Return the driver's own wait of limited length, which CUDA's does not have."""
     function = getattr(ctypes.CDLL("libcuda.so.1"), "pynccl_stream_wait", None)
     if function is not None:
-        function.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
+        function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
     return function
 
 
@@ -110,8 +110,11 @@ class StreamWait:
         wait = _driver_wait()
         log = recorder.of(self.handle.value)
         issued = log.issued if log is not None else 0
-        with on_device(self.device):
-            done = self._ask(limit) if wait is None else self._wait_in_driver(wait, limit)
+        if wait is not None:
+            done = self._wait_in_driver(wait, limit)
+        else:
+            with on_device(self.device):
+                done = self._ask(limit)
         if not done:
             raise errors.NCCLTimeout(
                 Result.TIMEOUT,
@@ -136,14 +139,16 @@ class StreamWait:
 
         return poll(done, limit)
 
-    def _wait_in_driver(self, wait: Callable[[int, int, bool], int], limit: float | None) -> bool:
+    def _wait_in_driver(
+        self, wait: Callable[[int, int, int, bool], int], limit: float | None
+    ) -> bool:
         slice_ = SLICE if limit is None else min(SLICE, int(limit * 1000) + 1)
         end = None if limit is None else time.monotonic() + limit
         for_good = True
         while True:
             if end is not None:
                 for_good = end - time.monotonic() > SHORT
-            if (result := wait(self.stream, slice_, for_good)) != NOT_READY:
+            if (result := wait(self.device, self.stream, slice_, for_good)) != NOT_READY:
                 break
             if self.handle.failed():
                 return True

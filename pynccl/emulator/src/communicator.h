@@ -245,10 +245,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 template <class Ready, class IsMissing, class Describe>
 Outcome Communicator::wait(SharedWord& word, const Ready& ready, const IsMissing& missing,
                            const Describe& doing, Patience patience) {
-  for (int spins = spins_for(nranks_); spins > 0; --spins) {
+  Eagerness eagerness(nranks_);
+  do {
     if (ready()) return Outcome::ready;
-    pause();
-  }
+  } while (eagerness.keep_trying());
   constexpr int nap = 50;  // milliseconds
   const auto between_looks = std::chrono::milliseconds(100 + nranks_);
   auto next_look = std::chrono::steady_clock::now() + between_looks;

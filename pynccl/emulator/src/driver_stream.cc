@@ -134,12 +134,16 @@ CU_API CUresult cuStreamSynchronize(CUstream handle) {
 }
 
 // Not of CUDA: waits so long at most, and is CUDA_ERROR_NOT_READY where that was not enough. A
-// caller that must look after signals or a timeout waits in slices. `for_good` is 0 where it will
-// soon give up.
-CU_API CUresult pynccl_stream_wait(CUstream handle, unsigned milliseconds, int for_good) {
-  return stream_call(handle, [&](Stream& stream) {
+// caller that must look after signals or a timeout waits in slices. The default streams are the
+// device's, whichever is current. `for_good` is 0 where it will soon give up.
+CU_API CUresult pynccl_stream_wait(int device, CUstream handle, unsigned milliseconds,
+                                   int for_good) {
+  return driver_call([&] {
+    if (device < 0 || device >= device_count()) return CUDA_ERROR_INVALID_DEVICE;
     if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
-    const Mark tail = stream.tail();
+    const std::shared_ptr<Stream> stream = find_stream_of(device, handle);
+    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    const Mark tail = stream->tail();
     if (tail.reached()) {
       tail.host_saw();
       return CUDA_SUCCESS;

@@ -1,6 +1,7 @@
 #include "futex.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,6 +12,8 @@
 namespace emu {
 
 namespace {
+
+constexpr std::chrono::microseconds yielding{300};
 
 long futex(std::atomic<std::uint32_t>* word, int operation, std::uint32_t value,
            const timespec* timeout) {
@@ -47,9 +50,22 @@ void pause() {
 #endif
 }
 
-int spins_for(int waiting) {
+Eagerness::Eagerness(int waiting) {
   static const int processors = static_cast<int>(std::thread::hardware_concurrency());
-  return waiting <= processors ? 2000 : 0;
+  spins_ = waiting <= processors ? 2000 : 0;
+}
+
+bool Eagerness::keep_trying() {
+  if (spins_ > 0) {
+    --spins_;
+    pause();
+    return true;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  if (end_ == decltype(end_){}) end_ = now + yielding;
+  if (now >= end_) return false;
+  sched_yield();
+  return true;
 }
 
 }  // namespace emu

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 namespace emu {
@@ -21,7 +22,17 @@ struct SharedWord {
 // One step of a short busy wait.
 void pause();
 
-// How many pauses a wait may spend before it sleeps: none where `waiting` exceeds the processors.
-int spins_for(int waiting);
+// What a wait of `waiting` threads does before it sleeps: it spins while each has a processor, then
+// gives way to the others. To wake a sleeper costs several times as much as to give way.
+class Eagerness {
+ public:
+  explicit Eagerness(int waiting);
+  // Passes a moment. False where it is time to sleep.
+  bool keep_trying();
+
+ private:
+  int spins_;
+  std::chrono::steady_clock::time_point end_{};
+};
 
 }  // namespace emu

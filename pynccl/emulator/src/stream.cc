@@ -16,6 +16,11 @@ constexpr std::uint64_t everything = ~std::uint64_t{0};
 // A few microseconds: longer than a small piece of work, shorter than a time slice that another
 // thread could use.
 constexpr int spins = 100;
+// So soon after a launch comes who waits for it at once.
+constexpr std::chrono::microseconds promptly{100};
+constexpr int enough_prompt_waits = 8;
+constexpr int prompt_waits_lacking = -100;  // after work was left that nobody came for
+constexpr std::chrono::milliseconds between_looks{1};
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -285,10 +290,32 @@ Mark Stream::push(Item item) {
   races::Known known = come();
   item.known = known;
   std::unique_lock<std::mutex> lock(mutex_);
+  if (queue_.empty()) pushed_at_ = std::chrono::steady_clock::now();
+  const bool left = leave_to_waiter(item);
   queue_.push_back(std::move(item));
   const std::uint64_t position = enqueued_.fetch_add(1) + 1;
-  wake_an_executor(lock);
+  if (!left) wake_an_executor(lock);
   return Mark{shared_from_this(), position, nullptr, std::move(known)};
+}
+
+// Whether the new item is done by a thread that is sure to wait for it.
+bool Stream::leave_to_waiter(const Item& item) {
+  if (prompt_waits_ < enough_prompt_waits || !item.step || waiters_ > 0 || !worker_alive_) {
+    return false;
+  }
+  if (!worker_watches_) {
+    if (!queue_.empty()) return false;
+    worker_watches_ = true;
+    worker_bell_.notify_one();
+  }
+  return true;
+}
+
+// A thread has come to wait.
+void Stream::note_wait() {
+  if (!waiter_can_run()) return;
+  const bool prompt = std::chrono::steady_clock::now() - pushed_at_ < promptly;
+  prompt_waits_ = prompt ? std::min(prompt_waits_ + 1, enough_prompt_waits) : 0;
 }
 
 Mark Stream::perform(const std::function<void()>& work, WorkKind kind) {
@@ -316,6 +343,7 @@ bool Stream::try_now(const std::function<void()>& work, Mark* mark) {
 
 bool Stream::wait_until(std::uint64_t position, const Deadline* deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
+  note_wait();
   while (!has_run(position)) {
     if (deadline != nullptr && std::chrono::steady_clock::now() >= *deadline) break;
     if (waiter_can_run()) {
@@ -449,6 +477,7 @@ void Stream::wake_an_executor(std::unique_lock<std::mutex>& lock) {
   if (waiters_ > 0 && !for_worker_) {
     waiters_bell_.notify_all();
   } else if (worker_alive_) {
+    worker_watches_ = false;
     worker_bell_.notify_one();
   } else {
     worker_alive_ = true;
@@ -479,7 +508,9 @@ void Stream::unblock() {
 void Stream::work_loop() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!(closed_ && queue_.empty())) {
-    if (can_run()) {
+    if (worker_watches_) {
+      watch(lock);
+    } else if (can_run()) {
       run(lock, everything);
     } else {
       worker_bell_.wait(lock);
@@ -487,6 +518,19 @@ void Stream::work_loop() {
   }
   worker_alive_ = false;
   forget();
+}
+
+void Stream::watch(std::unique_lock<std::mutex>& lock) {
+  const std::uint64_t completed = completed_, enqueued = enqueued_;
+  const bool idle = queue_.empty();
+  worker_bell_.wait_for(lock, between_looks);
+  if (!worker_watches_) return;
+  if (completed == completed_ && !idle && can_run()) {
+    prompt_waits_ = prompt_waits_lacking;
+    worker_watches_ = false;
+  } else if (enqueued == enqueued_) {
+    worker_watches_ = false;
+  }
 }
 
 // The device's list lets go of a closed stream only when its work is done, so that who waits for
@@ -510,11 +554,15 @@ void Stream::close() {
 }
 
 std::shared_ptr<Stream> find_stream(CUstream_st* handle) {
+  const bool default_stream = reinterpret_cast<std::uintptr_t>(handle) <= 2;
+  const int device = default_stream ? current_device() : 0;
+  return device < 0 ? nullptr : find_stream_of(device, handle);
+}
+
+std::shared_ptr<Stream> find_stream_of(int device, CUstream_st* handle) {
   if (in_forked_child()) return nullptr;
   const auto value = reinterpret_cast<std::uintptr_t>(handle);
   if (value <= 2) {
-    const int device = current_device();
-    if (device < 0) return nullptr;
     const bool own = value == 2 || (value == 0 && per_thread_default);
     return own ? Stream::per_thread(device) : Stream::legacy(device);
   }

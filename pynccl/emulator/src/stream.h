@@ -114,6 +114,8 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   std::vector<Mark> implicitly_after() const;
   bool has_run(std::uint64_t position) const { return completed_.load() >= position; }
   Mark push(Item item);
+  bool leave_to_waiter(const Item& item);
+  void note_wait();
   bool capture(std::function<void()>& work, WorkKind kind, Mark* mark);
   bool capture_wait(const Mark& mark);
   using Deadline = std::chrono::steady_clock::time_point;
@@ -134,6 +136,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   bool subscribe(std::uint64_t position, const std::shared_ptr<Stream>& waiting);
   void unblock();
   void work_loop();
+  void watch(std::unique_lock<std::mutex>& lock);
 
   const int device_;
   const StreamKind kind_;
@@ -152,6 +155,11 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   Mark blocker_;
   bool for_worker_ = false;  // the first item was begun, and needs a thread that may block
   bool worker_alive_ = false;
+  // A thread that waits for each launch at once does the work by itself, and to wake the worker too
+  // would only be in its way: the worker then watches from time to time, for work nobody came for.
+  bool worker_watches_ = false;
+  int prompt_waits_ = 0;  // in a row
+  std::chrono::steady_clock::time_point pushed_at_{};  // the first item of the queue
   bool closed_ = false;
   int waiters_ = 0;
   std::atomic<bool> capturing_{false};
@@ -163,6 +171,8 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
 // Resolves a driver handle, also 0/1 (legacy) and 2 (per-thread) for the calling thread's device.
 // Null for a handle that is no live stream.
 EMU_API std::shared_ptr<Stream> find_stream(CUstream_st* handle);
+// The same for another device than the current one.
+std::shared_ptr<Stream> find_stream_of(int device, CUstream_st* handle);
 
 CUstream_st* register_stream(const std::shared_ptr<Stream>& stream);
 // The stream that the handle named until now; null where it named none.
