@@ -1,5 +1,7 @@
 """Collectives in CUDA graphs: captured once, replayed many times."""
 
+import ctypes
+
 import numpy
 import pytest
 
@@ -72,3 +74,28 @@ def test_operations_between_replays_keep_their_place(comm, stream):
         comm.allreduce(array, stream=stream)
     stream.sync()
     assert (array.get() == comm.nranks**8).all()
+
+
+def test_a_capture_between_two_operations_leaves_them_their_order(comm, stream):
+    others = [comm.device.create_stream() for _ in range(2)]
+    first, last = comm.asarray(numpy.ones(1000)), comm.asarray(numpy.ones(50, "int32"))
+    kept = comm.asarray(numpy.ones(7))
+    comm.synchronize()
+    if comm.rank == 0:
+        sleep_on(others[0], microseconds=50_000)
+    comm.allreduce((first.ptr, 1000, "float64"), stream=others[0])
+    captured(stream, lambda: comm.allreduce(kept, stream=stream))
+    comm.allreduce((last.ptr, 50, "int32"), stream=others[1])
+    for other in others:
+        other.sync()
+        other.close()
+    assert (first.get() == comm.nranks).all()
+    assert (last.get() == comm.nranks).all()
+
+
+def sleep_on(stream, microseconds):
+    """Keep a stream busy with a host function, which is C's, as it is to run without Python."""
+    from cuda.bindings import driver
+
+    usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+    assert driver.cuLaunchHostFunc(stream.handle, usleep, microseconds)[0] == 0

@@ -183,6 +183,7 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
   const std::shared_ptr<Stream>& first = streams.front();
   for (std::size_t i = 1; i < streams.size(); ++i) first->wait_for(streams[i]->tail());
   if (last_work_.stream != nullptr && last_work_.stream != first) first->wait_for(last_work_);
+  if (last_captured_.stream != nullptr && first->capturing()) first->wait_for(last_captured_);
   if (costly_checks()) {
     const ncclResult_t ordered = check_races(operations, *first, rank_, nranks_);
     if (ordered != ncclSuccess) return ordered;
@@ -190,7 +191,7 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
   note_issued(operations);
   const auto work = std::make_shared<const std::vector<Operation>>(std::move(operations));
   const auto progress = std::make_shared<Progress>();
-  last_work_ = first->enqueue_steps(
+  const Mark done = first->enqueue_steps(
       [self = shared_from_this(), work] {
         Progress anew;
         self->advance(*work, anew, true);
@@ -198,7 +199,9 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
       [self = shared_from_this(), work, progress](bool may_block) {
         return self->advance(*work, *progress, may_block);
       });
-  for (std::size_t i = 1; i < streams.size(); ++i) streams[i]->wait_for(last_work_);
+  for (std::size_t i = 1; i < streams.size(); ++i) streams[i]->wait_for(done);
+  // What a graph holds runs when that is launched, and nothing that is launched here is behind it.
+  (done.captured == nullptr ? last_work_ : last_captured_) = done;
   return ncclSuccess;
 }
 

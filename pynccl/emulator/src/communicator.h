@@ -212,6 +212,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<std::uint64_t> completed_{0};
   std::mutex mutex_;  // launch, and what it reads
   Mark last_work_;
+  Mark last_captured_;
   bool finalized_ = false;
   bool suspended_ = false;
   std::vector<CustomOp> custom_ops_;
