@@ -225,6 +225,19 @@ class Communicator(Condition):
             self._handle.value = self._pending.value
             self._log.opened(self._pending.value)
             self._pending = None
+            if self.nranks < 0 and self._handle.asynchronous_error() == Result.SUCCESS:
+                self._read_shape()
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Block until a communicator that is not blocking has done what was last asked of it.
+
+        Raises:
+            NCCLTimeout: it was not ready after ``timeout`` seconds
+            NCCLError: it failed
+        """
+        super().wait_ready(timeout)
+        if self.nranks < 0:
+            self._read_shape()
 
     def _gone(self) -> int:
         self._settle()

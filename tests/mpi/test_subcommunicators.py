@@ -137,6 +137,7 @@ def test_a_communicator_that_is_not_blocking_becomes_ready(comm, world):
     part = made.split(0, comm.rank)
     part.wait_ready(timeout=30)
     made.wait_ready(timeout=30)
+    assert (part.rank, part.nranks) == (comm.rank, comm.nranks)
     assert total(part, 1) == comm.nranks
     part.destroy()
     made.destroy()
