@@ -6,6 +6,8 @@
  *
  *   mpicc embed.c -o embed $(python3-config --cflags --embed) $(python3-config --ldflags --embed)
  *   mpirun -n 4 ./embed
+ *
+ * Python finds the packages of the virtual environment that is active (first on PATH).
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
