@@ -52,7 +52,7 @@ demo: $(VENV)/ready-examples $(VENV)/ready-emulator
 
 test: test-single test-mpi test-mpich test-python
 
-test-single: $(VENV)/ready-test
+test-single: $(VENV)/ready-test $(VENV)/ready-emulator
 	@echo "== the tests of one process"
 	$(PYTEST) tests --ignore=tests/mpi $(PYTEST_ARGS)
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,8 @@ def ensure() -> Path:
         _remove_leftovers()
         latest = _folder(compiler, NEWEST)
         if not _is_built(latest):
+            # Half a minute on two cores: nobody should take that for a hang.
+            print(f"pynccl: compiling the emulator into {latest}, once", file=sys.stderr)
             _build(compiler, latest)
         if not _is_built(folder):
             _build_release(compiler, release, latest, folder)
