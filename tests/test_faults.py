@@ -226,7 +226,7 @@ comm.destroy()
 """
     told = python(program).stdout.splitlines()
     assert told[0].startswith("3 ncclAllReduce: "), told
-    assert told[1:] == ["1"]
+    assert told[-1] == "1"  # the account of the error may have more lines
 
 
 def test_every_function_that_can_fail_fails():

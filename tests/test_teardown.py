@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import time
+import uuid
 
 import pytest
 from helpers.launch import REPOSITORY, mpirun
@@ -37,13 +38,13 @@ ENDINGS = {
 CRASHES = re.compile(r"Segmentation|Aborted|signal (?:4|6|7|8|11)\b|terminate called|core dumped")
 
 
-def left_behind():
-    """Shared memory and temporary files of the package, and processes that run the program."""
+def left_behind(run):
+    """Shared memory and temporary files of the package, and processes of a run of this test."""
     files = [*pathlib.Path("/dev/shm").iterdir(), *pathlib.Path("/tmp").glob("*nccl*")]
     found = {str(path) for path in files if "nccl" in path.name}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            if PROGRAM.encode() in (folder / "cmdline").read_bytes():
+            if f"PYNCCL_TEARDOWN_RUN={run}".encode() in (folder / "environ").read_bytes():
                 found.add(folder.name)
         except OSError:
             continue  # it has ended meanwhile
@@ -53,10 +54,11 @@ def left_behind():
 @pytest.mark.timeout(120 + REPEATS * SECONDS, method="thread")
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_rank_may_end_in_any_way(ending):
-    before, longest = left_behind(), 0.0
+    run, longest = str(uuid.uuid4()), 0.0
+    before = left_behind(run)
     for _ in range(REPEATS):
         start = time.monotonic()
-        done = mpirun(3, PROGRAM, ending, timeout=SECONDS)
+        done = mpirun(3, PROGRAM, ending, timeout=SECONDS, env={"PYNCCL_TEARDOWN_RUN": run})
         longest = max(longest, time.monotonic() - start)
         told = done.stdout + done.stderr
         assert "time limit" not in told, told
@@ -66,9 +68,9 @@ def test_a_rank_may_end_in_any_way(ending):
             assert done.stdout.count("was forked from one that had communicators") == 3, told
     print(f"{ending}: {REPEATS} times, at most {longest:.1f} s")
     end = time.monotonic() + 5
-    while left_behind() - before and time.monotonic() < end:
+    while left_behind(run) - before and time.monotonic() < end:
         time.sleep(0.1)  # mpirun does not wait for the ranks that it has ended
-    assert not left_behind() - before
+    assert not left_behind(run) - before
 
 
 def test_every_ending_is_tried():
