@@ -125,6 +125,7 @@ def test_more_memory_than_the_gpu_has_is_a_clear_error(comm):
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_numpy_shares_the_memory_of_an_emulated_gpu(comm, dtype):
     array = comm.asarray(numpy.zeros((2, 3)), dtype)
+    comm.synchronize()
     shared = numpy.asarray(array)
     assert shared.shape == (2, 3)
     assert shared.dtype == dtype
