@@ -283,7 +283,7 @@ def test_more_ranks_than_gpus_are_told():
     status, told = doctor_on(3, env={"PYNCCL_EMULATOR_DEVICES": "2"})
     assert status != 0
     assert f"PROBLEM: ranks: rank 2 on {socket.gethostname()}: " in told
-    assert "2 are visible" in told
+    assert "2 GPUs are visible" in told
     assert told.count("remedy:") == 1
 
 
