@@ -157,6 +157,7 @@ def corrupting(call):
         bound = ranks[0][-1][-1]  # ncclAllReduce, with its arguments
         check_driver(driver.cuStreamSynchronize(bound.args[-1]), "wait")
         check_driver(driver.cuMemsetD8(bound.args[1] + 2, 0xA5, 1), "damage")
+        check_driver(driver.cuCtxSynchronize(), "wait for the damage")
 
     return issue
 
