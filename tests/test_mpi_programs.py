@@ -54,7 +54,8 @@ def test_comm_works_at_every_thread_level(level):
     before = f"import mpi4py; mpi4py.rc.thread_level = {level!r}"
     request = """
 import pynccl.mpi
-requests = [comm.Isend(x, right), comm.Irecv(y, left), comm.Iallreduce(MPI.IN_PLACE, x)]
+z = comm.nccl.asarray(np.ones(1000))  # x may not be changed while it is sent
+requests = [comm.Isend(x, right), comm.Irecv(y, left), comm.Iallreduce(MPI.IN_PLACE, z)]
 requests[2].Wait()
 pynccl.mpi.Request.Waitall(requests[:2] + [MPI.COMM_WORLD.Ibarrier()])
 """
