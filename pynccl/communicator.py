@@ -22,6 +22,7 @@ from pynccl.condition import Condition
 from pynccl.config import Config, check_settings, structure_of
 from pynccl.device_array import DeviceArray
 from pynccl.flags import CommShrinkFlag
+from pynccl.groups import after_group, in_group
 from pynccl.streams import handle_of
 from pynccl.types import (
     SPLIT_NOCOLOR,
@@ -225,8 +226,10 @@ class Communicator(Condition):
             self._handle.value = self._pending.value
             self._log.opened(self._pending.value)
             self._pending = None
-            if self.nranks < 0 and self._handle.asynchronous_error() == Result.SUCCESS:
-                self._read_shape()
+        # Of what a group makes, NCCL knows no more before the group ends.
+        unknown = self.nranks < 0 and self._handle.value and not in_group()
+        if unknown and self._handle.asynchronous_error() == Result.SUCCESS:
+            self._read_shape()
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Block until a communicator that is not blocking has done what was last asked of it.
@@ -236,8 +239,7 @@ class Communicator(Condition):
             NCCLError: it failed
         """
         super().wait_ready(timeout)
-        if self.nranks < 0:
-            self._read_shape()
+        self._settle()
 
     def _gone(self) -> int:
         self._settle()
@@ -469,9 +471,7 @@ class Communicator(Condition):
         made._stream = self._stream
         made._log.identity = identity
         made._pending = target
-        made._settle()
-        if made._handle.value and code == Result.SUCCESS:
-            made._read_shape()
+        after_group(made._settle)
         return made
 
     def _read_shape(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import byref
 from dataclasses import dataclass
@@ -26,6 +27,38 @@ class GroupSimInfo:
     estimated_time: float
 
 
+class _Later(threading.local):
+    """What a thread's group leaves to be done once it is launched."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+
+_later = _Later()
+
+
+def in_group() -> bool:
+    """Tell whether this thread collects calls in a group."""
+    return recorder.group_number() != 0
+
+
+def after_group(call: Callable[[], None]) -> None:
+    """Call when this thread's group is launched; at once where there is none."""
+    if in_group():
+        _later.calls.append(call)
+    else:
+        call()
+
+
+def _ended() -> list[Callable[[], None]]:
+    """Note that a group ends, and return what comes after the outermost."""
+    recorder.group_ended()
+    if in_group():
+        return []
+    calls, _later.calls = _later.calls, []
+    return calls
+
+
 def group_start() -> None:
     """Begin to collect this thread's calls (``ncclGroupStart``, NCCL 2.3.5). Groups nest."""
     errors.check(bindings.ncclGroupStart(), "ncclGroupStart")
@@ -44,8 +77,10 @@ def group_end(*, simulate: bool = False) -> GroupSimInfo | None:
         NCCLError: a call in the group failed, and nothing of it was launched
     """
     if not simulate:
-        recorder.group_ended()
+        calls = _ended()
         errors.check(bindings.ncclGroupEnd(), "ncclGroupEnd")
+        for call in calls:
+            call()
         return None
     if not bindings.available("ncclGroupSimulateEnd"):
         discard()
@@ -54,7 +89,7 @@ def group_end(*, simulate: bool = False) -> GroupSimInfo | None:
         raise NCCLNotSupported(
             "ncclGroupSimulateEnd", since, version_text(loaded.version), loaded.path
         )
-    recorder.group_ended()
+    _ended()
     info = initialized("ncclSimInfo_t", library.load().version)
     errors.check(bindings.ncclGroupSimulateEnd(byref(info)), "ncclGroupSimulateEnd")
     return GroupSimInfo(float(info.estimatedTime))
@@ -65,7 +100,7 @@ def discard() -> None:
 
     NCCL launches nothing of a group in which a call failed; so one is made to fail.
     """
-    recorder.group_ended()
+    _ended()
     bindings.ncclAllReduce(0, 0, 0, DataType.INT8, RedOp.SUM, 0, 0)
     bindings.ncclGroupEnd()  # its error is the one that was provoked
 

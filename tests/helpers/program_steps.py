@@ -1,8 +1,7 @@
 """The steps of a program: what each does on a rank, and to a picture of all memory in numpy.
 
-A step has ``ranks``, which take part; ``run(worker)``, one rank's part; ``simulate(memory)``, what
-it does on all ranks; and ``together``: whether the ranks wait for one another in it, so that a
-thread that drives several ranks has to call their parts in a group.
+A step has ``ranks``, which take part; ``run(worker)``, one rank's part; and ``simulate(memory)``,
+what it does on all ranks.
 """
 
 import ctypes
@@ -165,8 +164,6 @@ class Local:
     """A step of one rank."""
 
     rank: int
-
-    together = False
 
     @property
     def ranks(self):
@@ -375,8 +372,6 @@ class Make:
     made: tuple[Comm, ...]
     keys: tuple[int, ...] = ()
 
-    together = True
-
     @property
     def ranks(self):
         """All of the parent's, but for ``shrink`` and a unique id only those of the new one."""
@@ -418,8 +413,6 @@ class Make:
 class Destroy:
     comm: Comm
 
-    together = True
-
     @property
     def ranks(self):
         return self.comm.members
@@ -451,8 +444,6 @@ class Collective:
     op: str | None = None
     root: int | None = None
     prepared: bool = False
-
-    together = True
 
     @property
     def ranks(self):
@@ -558,8 +549,6 @@ class Message:
     send: Part
     recv: Part
 
-    together = True
-
     @property
     def ranks(self):
         return tuple({self.source, self.target})
@@ -600,8 +589,6 @@ class Group:
 
     children: tuple[Collective | Message, ...]
     seed: int
-
-    together = True
 
     @property
     def ranks(self):
@@ -655,8 +642,6 @@ class Capture:
     inner: tuple
     stream: int
 
-    together = True
-
     @property
     def ranks(self):
         return tuple(sorted({rank for step in self.inner for rank in step.ranks}))
@@ -684,8 +669,6 @@ class Launch:
     inner: tuple
     streams: dict[int, int]
 
-    together = False
-
     @property
     def ranks(self):
         return tuple(self.streams)
@@ -703,8 +686,6 @@ class OpenWindow:
     """Register a window of 4096 bytes on every rank of a communicator."""
 
     comm: Comm
-
-    together = True
 
     @property
     def ranks(self):
@@ -729,8 +710,6 @@ class Put:
     putting: dict[int, int]
     waiting: dict[int, int]
     offset: int
-
-    together = False
 
     @property
     def ranks(self):

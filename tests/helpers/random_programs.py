@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy
 
-import pynccl
 from helpers import program_steps as steps
 from helpers.program_steps import Comm, Memory, Part, Region, Worker
 from helpers.values import DTYPES
 
-__all__ = ["Program", "generate", "run", "run_together", "simulate"]
+__all__ = ["Program", "generate", "run", "simulate"]
 
 # Bits of a mantissa, the largest number, the smallest step.
 FLOATS = {
@@ -117,14 +116,13 @@ class Clocks:
 class Builder:
     """Grows a program by one random piece at a time."""
 
-    def __init__(self, seed, nranks, together=False):
-        self.random = random.Random(f"{seed} {nranks} {together}")
+    def __init__(self, seed, nranks):
+        self.random = random.Random(f"{seed} {nranks}")
         kinds = ["legacy"]
         kinds += self.random.choices(
             ["non-blocking", "blocking"], [3, 1], k=self.random.randint(1, 3)
         )
         self.program = Program(seed, nranks, kinds)
-        self.together = together
         self.everyone = tuple(range(nranks))
         self.clocks = [Clocks(kinds) for _ in self.everyone]
         self.accesses = [{} for _ in self.everyone]
@@ -550,9 +548,7 @@ class Builder:
         if len(self.comms) > 5:
             self.destroy_comm()
             return
-        ways = ["split", "duplicate", "id"]
-        if self.together:
-            ways = ["split", "duplicate"]
+        ways = ["split", "duplicate", "id", "shrink"]
         way = self.random.choice(ways)
         parent = self.random.choice(self.comms)
         if way == "split":
@@ -741,14 +737,13 @@ PIECES = {
 }
 
 
-def generate(seed, nranks, pieces=30, together=False):
+def generate(seed, nranks, pieces=30):
     """Return the program of a seed.
 
     Args:
         pieces: about how many calls and groups it has
-        together: for ``run_together``
     """
-    builder = Builder(seed, nranks, together)
+    builder = Builder(seed, nranks)
     for _ in range(pieces):
         builder.random.choices(list(PIECES), list(PIECES.values()))[0](builder)
     return builder.finish()
@@ -777,26 +772,3 @@ def run(program, base, exchange):
             step.run(worker)
     worker.check(simulate(program))
     worker.close()
-
-
-def run_together(program, bases):
-    """Run the parts of all ranks on this thread: calls that wait for one another in a group."""
-    workers = [Worker(program, base, None) for base in bases]
-    for number, step in enumerate(program.steps):
-        program.reached["all"] = number
-        if step.together:
-            with pynccl.group():
-                run_parts(step, workers)
-        else:
-            run_parts(step, workers)
-    memory = simulate(program)
-    for worker in workers:
-        worker.check(memory)
-    for worker in workers:
-        worker.close()
-
-
-def run_parts(step, workers):
-    for rank in step.ranks:
-        workers[rank].activate()
-        step.run(workers[rank])

@@ -99,3 +99,21 @@ def sleep_on(stream, microseconds):
 
     usleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
     assert driver.cuLaunchHostFunc(stream.handle, usleep, microseconds)[0] == 0
+
+
+def test_a_replay_and_what_another_stream_brings_run_in_the_order_of_their_calls(comm, stream):
+    from cuda.bindings import driver
+
+    first = comm.asarray(numpy.ones(100))
+    second = comm.asarray(numpy.ones(50))
+    comm.synchronize()
+    replay = captured(stream, lambda: comm.allreduce(first, stream=stream))
+    pause = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+    if comm.rank % 2:
+        assert driver.cuLaunchHostFunc(stream.handle, pause, 50_000)[0] == 0
+    replay()
+    comm.allreduce(second)
+    replay()
+    stream.sync()
+    assert (first.get() == comm.nranks**2).all()
+    assert (second.get() == comm.nranks).all()

@@ -57,6 +57,19 @@ def test_two_communicators_on_one_array_race_and_both_operations_are_named(
     assert (second.allreduce(ones(comm, 2)).get() == comm.nranks).all()
 
 
+def test_a_group_comes_after_what_the_default_stream_puts_before_each_of_its_streams(comm, one):
+    from cuda.core import StreamOptions
+
+    blocking = comm.device.create_stream(options=StreamOptions(nonblocking=False))
+    first, second = ones(comm, 5), ones(comm, 300_000)
+    second.set(numpy.full(300_000, 2.0))  # in the default stream, which the blocking one comes after
+    with pynccl.group():
+        comm.allreduce(first, stream=one)
+        comm.allreduce(second, stream=blocking)
+    finish(comm, one, blocking)
+    assert (second.get() == 2 * comm.nranks).all()
+
+
 @pytest.mark.parametrize("how", ["event", "synchronize"])
 def test_two_communicators_on_one_array_run_when_ordered(comm, second, one, other, how):
     array = ones(comm, 6)

@@ -1,5 +1,7 @@
 """Communicators made from a communicator."""
 
+import time
+
 import numpy
 import pytest
 
@@ -9,6 +11,14 @@ from pynccl import CommShrinkFlag, Communicator
 
 def total(comm, value):
     return int(comm.allreduce(comm.asarray(numpy.int64([value]))).get()[0])
+
+
+def test_a_rank_may_come_late_to_the_creation(comm, world):
+    unique_id = world.bcast(pynccl.get_unique_id() if world.rank == 0 else None)
+    if comm.rank == comm.nranks - 1:
+        time.sleep(1.2)
+    with Communicator.init(comm.nranks, comm.rank, unique_id, device=comm.rank) as made:
+        assert total(made, 1) == comm.nranks
 
 
 def test_split_by_color_orders_by_key(comm):
@@ -45,6 +55,19 @@ def test_shrink_leaves_ranks_out(comm):
     with comm.shrink([0]) as rest:
         assert (rest.rank, rest.nranks) == (comm.rank - 1, comm.nranks - 1)
         assert total(rest, comm.rank) == sum(range(1, comm.nranks))
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_shrinks_that_leave_out_other_ranks_follow_each_other(comm, blocking):
+    if comm.nranks < 3:
+        return
+    with comm.split(0, comm.rank, pynccl.Config(blocking=blocking)) as parent:
+        parent.wait_ready()
+        for left_out in range(comm.nranks):
+            if comm.rank != left_out:
+                with parent.shrink([left_out]) as rest:
+                    rest.wait_ready()
+                    assert total(rest, comm.rank) == sum(range(comm.nranks)) - left_out
 
 
 def test_shrink_with_abort_works_on_a_communicator_whose_work_hangs(comm):

@@ -10,8 +10,15 @@ namespace emu {
 
 namespace {
 
-// Letters of shrinks are numbered apart from those of agreements, to which not all ranks come.
+// Letters of shrinks are numbered apart from those of agreements, to which all ranks come.
 constexpr std::uint32_t shrink_letter = 0x80000000;
+
+// What the ranks that stay number a shrink by: others may have shrunk the communicator without them.
+std::uint32_t shrink_number(const std::vector<int>& members, std::uint32_t times) {
+  std::uint32_t hash = times * 2654435761U;
+  for (const int r : members) hash = (hash ^ static_cast<std::uint32_t>(r)) * 16777619U;
+  return shrink_letter | hash;
+}
 
 }  // namespace
 
@@ -84,7 +91,8 @@ ncclResult_t Communicator::shrink(const std::set<int>& excluded, bool abort_work
     quiesce();
   } else {
     const ncclResult_t state = async_error();
-    if (state != ncclSuccess) {
+    // In progress is, where it is not blocking, this very call.
+    if (state != ncclSuccess && state != ncclInProgress) {
       return fail(state, "%s; shrink it with NCCL_SHRINK_ABORT, or revoke it first",
                   error_text().c_str());
     }
@@ -94,7 +102,7 @@ ncclResult_t Communicator::shrink(const std::set<int>& excluded, bool abort_work
   for (int r = 0; r < nranks_; ++r) {
     if (excluded.count(r) == 0) members.push_back(r);
   }
-  return hand_out(members, shrink_letter | ++shrinks_, child);
+  return hand_out(members, shrink_number(members, ++shrinks_[members]), child);
 }
 
 ncclResult_t Communicator::make_growth_id(ncclUniqueId* id) {

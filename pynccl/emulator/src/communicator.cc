@@ -181,8 +181,9 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
   const ncclResult_t state = ready();
   if (state != ncclSuccess) return state;
   const std::shared_ptr<Stream>& first = streams.front();
-  for (std::size_t i = 1; i < streams.size(); ++i) first->wait_for(streams[i]->tail());
-  if (last_work_.stream != nullptr && last_work_.stream != first) first->wait_for(last_work_);
+  for (std::size_t i = 1; i < streams.size(); ++i) first->wait_for(streams[i]->next());
+  const std::lock_guard<std::mutex> in_sequence(sequence_->mutex);
+  if (sequence_->last.stream != first) first->wait_for(sequence_->last);
   if (last_captured_.stream != nullptr && first->capturing()) first->wait_for(last_captured_);
   if (costly_checks()) {
     const ncclResult_t ordered = check_races(operations, *first, rank_, nranks_);
@@ -198,10 +199,11 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
       },
       [self = shared_from_this(), work, progress](bool may_block) {
         return self->advance(*work, *progress, may_block);
-      });
+      },
+      sequence_);
   for (std::size_t i = 1; i < streams.size(); ++i) streams[i]->wait_for(done);
   // What a graph holds runs when that is launched, and nothing that is launched here is behind it.
-  (done.captured == nullptr ? last_work_ : last_captured_) = done;
+  (done.captured == nullptr ? sequence_->last : last_captured_) = done;
   return ncclSuccess;
 }
 
@@ -216,8 +218,8 @@ void Communicator::note_issued(const std::vector<Operation>& operations) {
 void Communicator::wait_for_work() {
   Mark last;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    last = last_work_;
+    const std::lock_guard<std::mutex> lock(sequence_->mutex);
+    last = sequence_->last;
   }
   if (last.stream != nullptr) last.wait();
 }

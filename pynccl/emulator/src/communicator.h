@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -211,7 +212,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<std::uint64_t> issued_{0};
   std::atomic<std::uint64_t> completed_{0};
   std::mutex mutex_;  // launch, and what it reads
-  Mark last_work_;
+  const std::shared_ptr<Sequence> sequence_ = std::make_shared<Sequence>();
   Mark last_captured_;
   bool finalized_ = false;
   bool suspended_ = false;
@@ -229,7 +230,6 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string error_text_;
 
   // Of the running work alone.
-  std::atomic<bool> running_{false};
   std::uint64_t collectives_ = 0;
   std::array<std::uint32_t, 2> arrived_target_{};
   std::array<std::uint32_t, 2> finished_target_{};
@@ -238,7 +238,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   // Of the agreements alone.
   std::uint32_t agreements_ = 0;
-  std::uint32_t shrinks_ = 0;
+  std::map<std::vector<int>, std::uint32_t> shrinks_;  // how often, by the ranks that stay
   std::uint32_t growths_ = 0;
   bool growth_id_open_ = false;
 };

@@ -81,6 +81,9 @@ GraphExecution::GraphExecution(std::shared_ptr<const Graph> graph, std::uint64_t
   for (std::size_t lane = 1; lane < graph_->lane_devices.size(); ++lane) {
     lanes_.push_back(Stream::create(graph_->lane_devices[lane], StreamKind::nonblocking, 0));
   }
+  for (const auto& node : graph_->nodes) {
+    if (node->sequence != nullptr) sequences_.insert(node->sequence);
+  }
 }
 
 GraphExecution::~GraphExecution() {
@@ -89,6 +92,18 @@ GraphExecution::~GraphExecution() {
 
 std::string GraphExecution::launch(Stream& stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<std::unique_lock<std::mutex>> locks;
+  for (const auto& sequence : sequences_) {
+    locks.emplace_back(sequence->mutex);
+    stream.wait_for(sequence->last);
+  }
+  std::string race = launch_in_order(stream);
+  if (!race.empty()) return race;
+  for (const auto& sequence : sequences_) sequence->last = last_launch_;
+  return {};
+}
+
+std::string GraphExecution::launch_in_order(Stream& stream) {
   stream.wait_for(last_launch_);
   for (const auto& node : graph_->nodes) {
     for (const Mark& mark : node->after_enqueued) stream.wait_for(mark);

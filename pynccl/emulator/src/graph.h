@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "graph_user_object.h"
@@ -22,6 +24,7 @@ struct GraphNode {
   std::shared_ptr<const std::function<void()>> work;  // null where there is only order
   std::vector<GraphNode*> after;
   std::vector<Mark> after_enqueued;  // work that was not captured
+  std::shared_ptr<Sequence> sequence;  // that it is part of; null for none
 };
 
 // Captured work. A lane is the part that one stream captured; nodes stand in the order of their
@@ -58,6 +61,7 @@ class GraphExecution {
   std::uint64_t flags() const { return flags_; }
 
  private:
+  std::string launch_in_order(Stream& stream);
   void launch_lanes(Stream& stream);
 
   const std::shared_ptr<const Graph> graph_;
@@ -65,6 +69,7 @@ class GraphExecution {
   std::mutex mutex_;
   std::vector<std::shared_ptr<Stream>> lanes_;  // but the first, which the launching stream runs
   Mark last_launch_;
+  std::set<std::shared_ptr<Sequence>> sequences_;  // that nodes are part of
 };
 
 CUgraph_st* register_graph(const std::shared_ptr<Graph>& graph);

@@ -180,9 +180,10 @@ Mark Stream::enqueue(std::function<void()> work, WorkKind kind) {
   return push(Item{std::move(work), implicitly_after(), nullptr, kind});
 }
 
-Mark Stream::enqueue_steps(std::function<void()> work, std::function<bool(bool)> step) {
+Mark Stream::enqueue_steps(std::function<void()> work, std::function<bool(bool)> step,
+                           const std::shared_ptr<Sequence>& sequence) {
   Mark mark;
-  if (capturing() && capture(work, WorkKind::kernel, &mark)) return mark;
+  if (capturing() && capture(work, WorkKind::kernel, &mark, sequence)) return mark;
   return push(Item{std::move(work), implicitly_after(), std::move(step)});
 }
 
@@ -198,7 +199,8 @@ bool Stream::wait_for(const Mark& mark) {
 }
 
 // False where the capture has ended meanwhile.
-bool Stream::capture(std::function<void()>& work, WorkKind kind, Mark* mark) {
+bool Stream::capture(std::function<void()>& work, WorkKind kind, Mark* mark,
+                     const std::shared_ptr<Sequence>& sequence) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (capture_point_ == nullptr) return false;
   const auto point = std::make_shared<CapturePoint>(*capture_point_);
@@ -206,7 +208,7 @@ bool Stream::capture(std::function<void()>& work, WorkKind kind, Mark* mark) {
                   ? nullptr
                   : std::make_shared<const std::function<void()>>(std::move(work));
   GraphNode* const node = point->capture->add(
-      GraphNode{kind, point->lane, std::move(kept), point->last, point->last_enqueued});
+      GraphNode{kind, point->lane, std::move(kept), point->last, point->last_enqueued, sequence});
   point->last = {node};
   point->last_enqueued.clear();
   capture_point_ = point;
@@ -266,9 +268,14 @@ Mark Stream::tail() {
     if (auto point = capture_point()) return Mark{shared_from_this(), 0, std::move(point)};
   }
   // The legacy stream's end includes what it would have to wait for.
-  if (kind_ == StreamKind::legacy && !implicitly_after().empty()) return enqueue(nullptr);
-  const races::Known known = kind_ == StreamKind::legacy ? come() : races::known_to(place_);
-  return Mark{shared_from_this(), enqueued_.load(), nullptr, known};
+  if (kind_ == StreamKind::legacy) return next();
+  return Mark{shared_from_this(), enqueued_.load(), nullptr, races::known_to(place_)};
+}
+
+Mark Stream::next() {
+  if (capturing()) return tail();
+  if (!implicitly_after().empty()) return enqueue(nullptr);
+  return Mark{shared_from_this(), enqueued_.load(), nullptr, come()};
 }
 
 std::vector<Mark> Stream::pending(int device) {

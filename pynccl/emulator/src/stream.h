@@ -36,6 +36,12 @@ struct EMU_API Mark {
   void host_saw() const;
 };
 
+// Work that runs one piece after the other, in whichever streams and graphs: a communicator's.
+struct Sequence {
+  std::mutex mutex;
+  Mark last;  // of what was launched
+};
+
 // What a graph says that its nodes are: values of CUgraphNodeType.
 enum class WorkKind { kernel = 0, memcpy = 1, memset = 2, host = 3, graph = 4, empty = 5 };
 
@@ -57,12 +63,16 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   // The same for work that waits for other processes. Where it is not captured it runs by `step`,
   // again and again until that returns true: a host thread that runs it while waiting for the stream
   // passes false, which asks for patience of some milliseconds only.
-  Mark enqueue_steps(std::function<void()> work, std::function<bool(bool may_block)> step);
+  // Where it is captured, a launch of the graph goes into the sequence.
+  Mark enqueue_steps(std::function<void()> work, std::function<bool(bool may_block)> step,
+                     const std::shared_ptr<Sequence>& sequence);
   // Work enqueued from now on starts only when `mark` is reached. A mark of a capture takes this
   // stream into the capture; false where another one holds it.
   bool wait_for(const Mark& mark);
   // After the work enqueued so far.
   Mark tail();
+  // Where an event recorded now would be: also after what the default stream's rules put before it.
+  Mark next();
 
   static std::shared_ptr<Stream> create(int device, StreamKind kind, int priority);
   static std::shared_ptr<Stream> legacy(int device);
@@ -116,7 +126,8 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   Mark push(Item item);
   bool leave_to_waiter(const Item& item);
   void note_wait();
-  bool capture(std::function<void()>& work, WorkKind kind, Mark* mark);
+  bool capture(std::function<void()>& work, WorkKind kind, Mark* mark,
+               const std::shared_ptr<Sequence>& sequence = nullptr);
   bool capture_wait(const Mark& mark);
   using Deadline = std::chrono::steady_clock::time_point;
   // False where the deadline came first.

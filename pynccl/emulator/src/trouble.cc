@@ -106,11 +106,12 @@ bool Communicator::look_for_missing_ranks(LongWait& wait, const Missing& missing
 }
 
 bool Communicator::look_for_deadlock(LongWait& wait, const Missing& missing, const Doing& doing) {
+  // Before all have joined, those that are waited for are the ones that nobody knows yet.
+  if (region_->header().joined.value.load() != static_cast<std::uint32_t>(nranks_)) return false;
   std::vector<Awaited> awaited;
   for (int r = 0; r < nranks_; ++r) {
     const RankRecord& record = region_->rank(r);
-    const RankState state = record.state.load(std::memory_order_acquire);
-    if (state == RankState::absent || state == RankState::joining || !missing(r)) continue;
+    if (!missing(r)) continue;
     awaited.push_back({r, record.pid, record.process_start, record.board_fd});
   }
   if (awaited.empty()) return false;

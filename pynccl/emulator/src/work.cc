@@ -1,8 +1,6 @@
 // How the operations of one launch run: on a stream, in steps that may be taken by different threads.
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "communicator.h"
 #include "driver_faults.h"
@@ -16,7 +14,6 @@ bool Communicator::advance(const std::vector<Operation>& operations, Progress& p
   Outcome outcome = progress.begun ? Outcome::ready : begin(operations, progress);
   if (outcome == Outcome::ready) outcome = work(operations, progress);
   if (outcome == Outcome::later) return false;
-  if (progress.begun) running_.store(false);
   if (outcome == Outcome::ready) completed_ += operations.size();
   return true;
 }
@@ -25,12 +22,6 @@ Outcome Communicator::begin(const std::vector<Operation>& operations, Progress& 
   if (faults_are_set.load(std::memory_order_relaxed)) {
     if (!progress.rehearsed) rehearse(operations.size(), progress);
     if (delayed(progress)) return Outcome::later;
-  }
-  // Streams order the work that was launched, but not replays of captured graphs beside it.
-  while (running_.exchange(true)) {
-    if (!progress.may_block) return Outcome::later;
-    if (cannot_go_on()) return Outcome::failed;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   progress.begun = true;
   if (cannot_go_on()) return Outcome::failed;
