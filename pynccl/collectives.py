@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import byref, c_int
 from sys import _getframe
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
@@ -23,13 +23,9 @@ from pynccl.waiting import Handle
 __all__ = ["Collectives", "Plan"]
 
 
-class Plan(NamedTuple):
-    """A call of NCCL with its arguments settled, but for the communicator and what follows it."""
-
-    function: str
-    arguments: tuple[Any, ...]
-    queue: int
-    result: Any
+# A call of NCCL, settled but for the communicator and what follows it: the function, its arguments,
+# the stream, and what the method returns. A plain tuple: a named one takes 0.2 us longer to make.
+Plan = tuple[str, tuple[Any, ...], int, Any]
 
 
 class Collectives:
@@ -165,13 +161,15 @@ class Collectives:
         if bindings.available("ncclAlltoAll"):
             return self._run(plan, config)
         _no_config(config)
-        send, recv, count, datatype = plan.arguments
+        _, arguments, queue, result = plan
+        send, recv, count, datatype = arguments
         step = count * DataType(datatype).itemsize
         everyone = range(self.nranks)
         return self._exchange(
             [(send + peer * step, count, datatype, peer) for peer in everyone],
             [(recv + peer * step, count, datatype, peer) for peer in everyone],
-            plan,
+            queue,
+            result,
         )
 
     def gather(
@@ -196,13 +194,15 @@ class Collectives:
         if bindings.available("ncclGather"):
             return self._run(plan, config)
         _no_config(config)
-        send, recv, count, datatype, root = plan.arguments
+        _, arguments, queue, result = plan
+        send, recv, count, datatype, root = arguments
         step = count * DataType(datatype).itemsize
         sources = range(self.nranks) if self.rank == root else ()
         return self._exchange(
             [(send, count, datatype, root)],
             [(recv + peer * step, count, datatype, peer) for peer in sources],
-            plan,
+            queue,
+            result,
         )
 
     def scatter(
@@ -227,13 +227,15 @@ class Collectives:
         if bindings.available("ncclScatter"):
             return self._run(plan, config)
         _no_config(config)
-        send, recv, count, datatype, root = plan.arguments
+        _, arguments, queue, result = plan
+        send, recv, count, datatype, root = arguments
         step = count * DataType(datatype).itemsize
         targets = range(self.nranks) if self.rank == root else ()
         return self._exchange(
             [(send + peer * step, count, datatype, peer) for peer in targets],
             [(recv, count, datatype, root)],
-            plan,
+            queue,
+            result,
         )
 
     def create_pre_mul_sum(self, scalar: Any, dtype: Any = None) -> CustomRedOp:
@@ -303,20 +305,21 @@ class Collectives:
         self,
         sends: list[tuple[int, int, int, int]],
         receives: list[tuple[int, int, int, int]],
-        plan: Plan,
+        queue: int,
+        result: Any,
     ) -> Any:
         """Send and receive (pointer, count, data type, peer) in one group."""
         comm = self._handle.value or self._gone()
         with group():
             for send in sends:
-                self._log.message("ncclSend", send, plan.queue)
-                code = bindings.ncclSend(*send, comm, plan.queue)
+                self._log.message("ncclSend", send, queue)
+                code = bindings.ncclSend(*send, comm, queue)
                 errors.check(code, "ncclSend", comm, send[2])
             for receive in receives:
-                self._log.message("ncclRecv", receive, plan.queue)
-                code = bindings.ncclRecv(*receive, comm, plan.queue)
+                self._log.message("ncclRecv", receive, queue)
+                code = bindings.ncclRecv(*receive, comm, queue)
                 errors.check(code, "ncclRecv", comm, receive[2])
-        return plan.result
+        return result
 
     def _buffer(self, buffer: Any, argument: str) -> Resolved:
         found = resolve(buffer, argument)
@@ -370,7 +373,7 @@ class Collectives:
         if op.__class__ is not RedOp or send.parts != 1:
             op = op_code(op, send.parts)
         arguments = (send.ptr, recv.ptr, send.count, send.datatype, op)
-        return Plan("ncclAllReduce", arguments, queue, recvbuf)
+        return ("ncclAllReduce", arguments, queue, recvbuf)
 
     def _reduce(
         self,
@@ -386,7 +389,7 @@ class Collectives:
         send, recv = self._pair(sendbuf, recvbuf, 1, 1)
         op = op_code(op, send.parts)
         arguments = (send.ptr, recv.ptr, send.count, send.datatype, op, root)
-        return Plan("ncclReduce", arguments, self._stream_for(stream, send, recv), recvbuf)
+        return ("ncclReduce", arguments, self._stream_for(stream, send, recv), recvbuf)
 
     def _broadcast(
         self, sendbuf: Any, recvbuf: Any = None, root: int = 0, stream: Any = None
@@ -400,12 +403,12 @@ class Collectives:
             sendbuf = recvbuf
         send, recv = self._pair(sendbuf, recvbuf, 1, 1)
         arguments = (send.ptr, recv.ptr, send.count, send.datatype, root)
-        return Plan("ncclBroadcast", arguments, self._stream_for(stream, send, recv), recvbuf)
+        return ("ncclBroadcast", arguments, self._stream_for(stream, send, recv), recvbuf)
 
     def _allgather(self, sendbuf: Any, recvbuf: Any, stream: Any = None) -> Plan:
         send, recv = self._pair(sendbuf, recvbuf, 1, self.nranks)
         arguments = (send.ptr, recv.ptr, send.count, send.datatype)
-        return Plan("ncclAllGather", arguments, self._stream_for(stream, send, recv), recvbuf)
+        return ("ncclAllGather", arguments, self._stream_for(stream, send, recv), recvbuf)
 
     def _reduce_scatter(
         self, sendbuf: Any, recvbuf: Any, op: Any = RedOp.SUM, stream: Any = None
@@ -413,7 +416,7 @@ class Collectives:
         send, recv = self._pair(sendbuf, recvbuf, self.nranks, 1)
         op = op_code(op, send.parts)
         arguments = (send.ptr, recv.ptr, recv.count, send.datatype, op)
-        return Plan("ncclReduceScatter", arguments, self._stream_for(stream, send, recv), recvbuf)
+        return ("ncclReduceScatter", arguments, self._stream_for(stream, send, recv), recvbuf)
 
     def _alltoall(self, sendbuf: Any, recvbuf: Any, stream: Any = None) -> Plan:
         send, recv = self._pair(sendbuf, recvbuf, 1, 1)
@@ -423,7 +426,7 @@ class Collectives:
                 "cannot share evenly; alltoallv takes a count per rank"
             )
         arguments = (send.ptr, recv.ptr, send.count // self.nranks, send.datatype)
-        return Plan("ncclAlltoAll", arguments, self._stream_for(stream, send, recv), recvbuf)
+        return ("ncclAlltoAll", arguments, self._stream_for(stream, send, recv), recvbuf)
 
     def _gather(
         self, sendbuf: Any, recvbuf: Any = None, root: int = 0, stream: Any = None
@@ -432,24 +435,24 @@ class Collectives:
         if self.rank != root:
             send = self._buffer(sendbuf, "sendbuf")
             arguments = (send.ptr, 0, send.count, send.datatype, root)
-            return Plan("ncclGather", arguments, self._stream_for(stream, send), recvbuf)
+            return ("ncclGather", arguments, self._stream_for(stream, send), recvbuf)
         if recvbuf is None:
             raise TypeError("recvbuf is None on the root")
         send, recv = self._pair(sendbuf, recvbuf, 1, self.nranks)
         arguments = (send.ptr, recv.ptr, send.count, send.datatype, root)
-        return Plan("ncclGather", arguments, self._stream_for(stream, send, recv), recvbuf)
+        return ("ncclGather", arguments, self._stream_for(stream, send, recv), recvbuf)
 
     def _scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0, stream: Any = None) -> Plan:
         self._check_root(root)
         if self.rank != root:
             recv = self._buffer(recvbuf, "recvbuf")
             arguments = (0, recv.ptr, recv.count, recv.datatype, root)
-            return Plan("ncclScatter", arguments, self._stream_for(stream, recv), recvbuf)
+            return ("ncclScatter", arguments, self._stream_for(stream, recv), recvbuf)
         if sendbuf is None:
             raise TypeError("sendbuf is None on the root")
         send, recv = self._pair(sendbuf, recvbuf, self.nranks, 1)
         arguments = (send.ptr, recv.ptr, recv.count, send.datatype, root)
-        return Plan("ncclScatter", arguments, self._stream_for(stream, send, recv), recvbuf)
+        return ("ncclScatter", arguments, self._stream_for(stream, send, recv), recvbuf)
 
 
 def op_code(op: Any, parts: int) -> int:

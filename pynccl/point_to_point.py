@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pynccl import bindings, errors
-from pynccl.collectives import Plan
 from pynccl.prepared import Prepared
 
 __all__ = ["PointToPoint"]
@@ -49,7 +48,8 @@ class PointToPoint(Prepared):
         return self._exchange(
             [(send.ptr, send.count, send.datatype, dest)],
             [(recv.ptr, recv.count, recv.datatype, source)],
-            Plan("ncclSend", (), queue, recvbuf),
+            queue,
+            recvbuf,
         )
 
     def _message(self, name: str, buf: Any, peer: int, stream: Any) -> Any:

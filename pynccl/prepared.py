@@ -112,6 +112,7 @@ def _producers(
     plan: Plan, buffers: tuple[Any, ...], arguments: dict[str, Any]
 ) -> tuple[int, ...]:
     """Return the streams, other than the operation's own, that make the buffers' contents."""
+    _, _, queue, _ = plan
     given = [*buffers[:2], arguments.get("sendbuf"), arguments.get("recvbuf")]
     streams = {resolve(buffer).made_on for buffer in given if buffer is not None}
-    return tuple(s for s in streams if s is not None and not same(s, plan.queue))
+    return tuple(s for s in streams if s is not None and not same(s, queue))

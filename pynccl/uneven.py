@@ -8,7 +8,7 @@ from typing import Any
 
 from pynccl import bindings, errors
 from pynccl.arrays import Resolved
-from pynccl.collectives import Plan, op_code
+from pynccl.collectives import op_code
 from pynccl.groups import group
 from pynccl.point_to_point import PointToPoint
 from pynccl.types import DataType, RedOp
@@ -124,8 +124,8 @@ class Uneven(PointToPoint):
             receives = parts.messages(range(self.nranks))
             buffers.append(recv)
         sends = [(send.ptr, send.count, send.datatype, root)] if send.count else []
-        plan = Plan("ncclSend", (), self._stream_for(stream, *buffers), recvbuf)
-        return self._exchange(sends, receives, plan)
+        queue = self._stream_for(stream, *buffers)
+        return self._exchange(sends, receives, queue, recvbuf)
 
     def scatterv(
         self,
@@ -158,8 +158,8 @@ class Uneven(PointToPoint):
             sends = parts.messages(range(self.nranks))
             buffers.append(send)
         receives = [(recv.ptr, recv.count, recv.datatype, root)] if recv.count else []
-        plan = Plan("ncclSend", (), self._stream_for(stream, *buffers), recvbuf)
-        return self._exchange(sends, receives, plan)
+        queue = self._stream_for(stream, *buffers)
+        return self._exchange(sends, receives, queue, recvbuf)
 
     def alltoallv(
         self,
@@ -184,8 +184,8 @@ class Uneven(PointToPoint):
         sent = _Parts(send, "sendbuf", sendcounts, sdispls, self.nranks)
         received = _Parts(recv, "recvbuf", recvcounts, rdispls, self.nranks)
         everyone = range(self.nranks)
-        plan = Plan("ncclSend", (), self._stream_for(stream, send, recv), recvbuf)
-        return self._exchange(sent.messages(everyone), received.messages(everyone), plan)
+        queue = self._stream_for(stream, send, recv)
+        return self._exchange(sent.messages(everyone), received.messages(everyone), queue, recvbuf)
 
     def reduce_scatterv(
         self,

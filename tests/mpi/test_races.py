@@ -62,7 +62,8 @@ def test_a_group_comes_after_what_the_default_stream_puts_before_each_of_its_str
 
     blocking = comm.device.create_stream(options=StreamOptions(nonblocking=False))
     first, second = ones(comm, 5), ones(comm, 300_000)
-    second.set(numpy.full(300_000, 2.0))  # in the default stream, which the blocking one comes after
+    # In the default stream, which the blocking one comes after.
+    second.set(numpy.full(300_000, 2.0))
     with pynccl.group():
         comm.allreduce(first, stream=one)
         comm.allreduce(second, stream=blocking)
