@@ -70,6 +70,8 @@ def test_program_ends_however_it_does(ending):
     assert done.returncode == 0, done.stderr
     assert "done" in done.stdout
     assert "Traceback" not in done.stderr, done.stderr
+    told = "neither destroyed nor aborted" in done.stderr
+    assert told == (ending == "what was duplicated is not freed"), done.stderr
 
 
 def test_message_that_other_ranks_do_not_begin_with_raises():

@@ -130,6 +130,9 @@ class Shared:
             time.sleep(PAUSE)
         made = Communicator.from_mpi(self.notes, self._choose_gpu(array))
         self.messages = made.split(0)
+        made._permanent = self.permanent
+        if self.messages is not None:
+            self.messages._permanent = self.permanent
         gpu = made.device
         gpu.set_current()
         self._streams = (gpu.create_stream(), gpu.create_stream())
