@@ -25,6 +25,7 @@ _by = 0  # the thread that ends the process
 _process = os.getpid()
 _writing = -1
 _paused = False
+_forking = threading.local()  # the mask of signals that a thread had before it forks
 
 
 def watch() -> None:
@@ -91,8 +92,12 @@ def _end(number: int) -> None:
 
 
 def _pause() -> None:
-    """Keep a child that is about to be forked from writing to this process's pipe."""
+    """Keep a child that is about to be forked from writing to this process's pipe.
+
+    A signal that reaches it before ``_forget`` has run must not be lost: it waits so long.
+    """
     global _paused
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     _paused = False
     if threading.current_thread() is threading.main_thread():
         there = signal.set_wakeup_fd(-1)
@@ -104,6 +109,7 @@ def _pause() -> None:
 def _resume() -> None:
     if _paused:
         signal.set_wakeup_fd(_writing, warn_on_full_buffer=False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
 def _forget() -> None:
@@ -114,3 +120,4 @@ def _forget() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) == _handle:
             signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)

@@ -1,6 +1,8 @@
 """Every test: on the emulator unless PYNCCL_BACKEND says otherwise, and never without an end."""
 
 import os
+import shutil
+import tempfile
 
 import pytest
 
@@ -10,7 +12,15 @@ TIMEOUT_SECONDS = 120
 
 
 def pytest_configure(config):
+    # Ranks that are killed leave Open MPI's shared memory behind: it goes with this folder.
+    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    config.shared_memory = tempfile.mkdtemp(prefix="pynccl-tests-", dir=place)
+    os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", config.shared_memory)
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with PYNCCL_BACKEND=nccl")
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(config.shared_memory, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config, items):

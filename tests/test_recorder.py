@@ -319,10 +319,10 @@ def test_ctrl_c_ends_a_wait_at_once(tmp_path):
     after = """
 first, second = pynccl.Communicator.init_all(2)
 first.allreduce(first.empty(3))
-subprocess.Popen(["sh", "-c", "sleep 0.2; kill -INT " + str(os.getpid())])
+subprocess.Popen(["sh", "-c", "sleep 0.5; kill -INT " + str(os.getpid())])
 start = time.monotonic()
 try:
-    first.synchronize()
+    first.synchronize(timeout=1.9)  # no longer, or the emulator tells of a deadlock
 except KeyboardInterrupt:
     print("after", time.monotonic() - start)
 first.abort()
@@ -330,4 +330,4 @@ second.abort()
 comm.abort()
 """
     status, _, printed = ends(tmp_path, after)
-    assert status == 0 and 0.1 < float(printed.split()[1]) < 2, printed
+    assert status == 0 and 0.3 < float(printed.split()[1]) < 1.8, printed

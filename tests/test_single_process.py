@@ -220,3 +220,15 @@ def test_a_wait_ends_at_its_timeout_and_the_communicator_can_be_aborted():
         comm.abort()
 
     on_threads(2, work)
+
+
+def test_a_used_id_never_touches_files_that_took_its_place(tmp_path):
+    unique_id = pynccl.get_unique_id()
+    pynccl.Communicator.init(1, 0, unique_id).destroy()
+    paths = [tmp_path / str(number) for number in range(64)]
+    files = [path.open("w+b") for path in paths]  # one of them has the number of the id's memory
+    with pytest.raises(pynccl.NCCLInvalidUsage, match="already served"):
+        Communicator.init(1, 0, unique_id)
+    assert [path.stat().st_size for path in paths] == [0] * 64
+    for file in files:
+        file.close()

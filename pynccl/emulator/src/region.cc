@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -86,6 +87,34 @@ void* map_shared(int fd, std::size_t bytes) {
   return at == MAP_FAILED ? nullptr : at;
 }
 
+constexpr char memory_name[] = "pynccl-communicator";
+
+bool is_region(const char* path) {
+  const std::string wanted = std::string("/memfd:") + memory_name;
+  char target[128];
+  const ssize_t length = readlink(path, target, sizeof target);
+  return length >= static_cast<ssize_t>(wanted.size()) &&
+         wanted.compare(0, wanted.size(), target, wanted.size()) == 0;
+}
+
+// Opens what the maker of an id left open; the negative errno where that cannot be. ENOENT where it
+// was closed since: the number of the fd may then stand for any other file, which is left alone.
+int open_region(const char* path, std::uint64_t nonce) {
+  errno = 0;
+  if (!is_region(path)) return errno == 0 ? -ENOENT : -errno;
+  const int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return -errno;
+  static_assert(offsetof(RegionHeader, nonce) == 0);
+  std::uint64_t found = 0;
+  const std::string own = "/proc/self/fd/" + std::to_string(fd);
+  if (is_region(own.c_str()) && pread(fd, &found, sizeof found, 0) == sizeof found &&
+      found == nonce) {
+    return fd;
+  }
+  close(fd);
+  return -ENOENT;
+}
+
 ncclResult_t open_fd(const IdContent& content, int* fd) {
   if (std::memcmp(content.magic, id_magic, sizeof id_magic) != 0) {
     return fail(ncclInvalidArgument,
@@ -101,19 +130,23 @@ ncclResult_t open_fd(const IdContent& content, int* fd) {
   }
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", content.pid, content.fd);
-  if (process_alive(content.pid, content.start)) *fd = open(path, O_RDWR | O_CLOEXEC);
-  if (*fd >= 0) return ncclSuccess;
-  if (!process_alive(content.pid, content.start)) {
+  const bool alive = process_alive(content.pid, content.start);
+  const int opened = alive ? open_region(path, content.nonce) : -ENOENT;
+  if (opened >= 0) {
+    *fd = opened;
+    return ncclSuccess;
+  }
+  if (!alive || !process_alive(content.pid, content.start)) {
     return fail(ncclRemoteError, "process %d, which made the unique id, has ended", content.pid);
   }
-  if (errno == ENOENT) {
+  if (opened == -ENOENT) {
     return fail(ncclInvalidUsage,
                 "the unique id made by process %d has already served a communicator; each "
                 "communicator needs a new one",
                 content.pid);
   }
   return fail(ncclSystemError, "cannot open the communicator's memory %s: %s", path,
-              std::strerror(errno));
+              std::strerror(-opened));
 }
 
 }  // namespace
@@ -128,7 +161,7 @@ ncclResult_t Region::create(ncclUniqueId* id) {
   content.pid = own_pid();
   content.start = own_start();
   std::strncpy(content.host_name, host_name().c_str(), sizeof content.host_name - 1);
-  content.fd = memfd_create("pynccl-communicator", MFD_CLOEXEC);
+  content.fd = memfd_create(memory_name, MFD_CLOEXEC);
   if (content.fd < 0 || ftruncate(content.fd, round_up(sizeof(RegionHeader))) != 0) {
     if (content.fd >= 0) close(content.fd);
     return fail(ncclSystemError, "no memory for a unique id: %s", std::strerror(errno));
