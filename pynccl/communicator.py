@@ -1,4 +1,4 @@
-"""Communicators: how they are made, divided, changed and ended."""
+"""Communicators: how they are made and ended."""
 
 from __future__ import annotations
 
@@ -18,17 +18,12 @@ import numpy.typing
 
 from pynccl import bindings, errors, library, recorder
 from pynccl.compute import computing
-from pynccl.condition import Condition
 from pynccl.config import Config, check_settings, structure_of
 from pynccl.device_array import DeviceArray
-from pynccl.flags import CommShrinkFlag
-from pynccl.groups import after_group, in_group
+from pynccl.groups import in_group
 from pynccl.streams import handle_of
-from pynccl.types import (
-    SPLIT_NOCOLOR,
-    Result,
-    UniqueIdStruct,
-)
+from pynccl.subcommunicators import Subcommunicators
+from pynccl.types import Result, UniqueIdStruct
 from pynccl.unique_id import UniqueId
 from pynccl.waiting import Handle, StreamWait
 
@@ -38,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Communicator"]
 
 
-class Communicator(Condition):
+class Communicator(Subcommunicators):
     """One rank of a group of GPUs that communicate.
 
     Made by ``from_mpi``, ``init``, ``init_all``, ``split``, ``shrink`` and ``grow``. Use it in a
@@ -324,104 +319,6 @@ class Communicator(Condition):
             return
         self._wait(timeout)
 
-    def split(
-        self, color: int | None = None, key: int = 0, config: Config | None = None
-    ) -> Communicator | None:
-        """Divide the communicator (``ncclCommSplit``, NCCL 2.18.1). Collective; blocks.
-
-        Args:
-            color: ranks of the same color, 0 or more, make up a communicator; None for none
-            key: orders the ranks there; equal keys keep their order
-            config: None to inherit
-        Returns:
-            The new communicator; None where ``color`` is
-        Raises:
-            ValueError: the color is negative
-        """
-        comm = self._handle.value or self._gone()
-        if color is not None and (not isinstance(color, (int, numpy.integer)) or color < 0):
-            raise ValueError(f"color {color!r} must be an integer of 0 or more, or None")
-        none = color is None
-        return self._child(
-            "ncclCommSplit",
-            config,
-            lambda new, struct: bindings.ncclCommSplit(
-                comm, SPLIT_NOCOLOR if none else color, key, new, struct
-            ),
-            none,
-            part=f".{color}",
-        )
-
-    def shrink(
-        self,
-        exclude: Sequence[int],
-        config: Config | None = None,
-        flag: CommShrinkFlag = CommShrinkFlag.DEFAULT,
-    ) -> Communicator:
-        """Make a communicator without some ranks (``ncclCommShrink``, NCCL 2.27.3). Blocks.
-
-        Called by the ranks that stay, and by no other.
-
-        Args:
-            exclude: ranks that are left out
-            flag: ``CommShrinkFlag.ABORT`` stops the work of this communicator first, as is needed
-                after a failure
-        Raises:
-            ValueError: this rank is excluded, or a rank does not exist
-        """
-        comm = self._handle.value or self._gone()
-        for rank in exclude:
-            self._check_root(rank, "exclude: rank")
-        if self.rank in exclude:
-            raise ValueError(f"exclude {list(exclude)}: rank {self.rank} must not call shrink")
-        ranks = (c_int * len(exclude))(*exclude)
-        made = self._child(
-            "ncclCommShrink",
-            config,
-            lambda new, struct: bindings.ncclCommShrink(
-                comm, ranks, len(exclude), new, struct, flag
-            ),
-        )
-        assert made is not None
-        return made
-
-    def get_unique_id(self) -> UniqueId:
-        """Return the id for one ``grow`` (``ncclCommGetUniqueId``, NCCL 2.29.2)."""
-        comm = self._handle.value or self._gone()
-        made = UniqueId()
-        errors.check(
-            bindings.ncclCommGetUniqueId(comm, byref(made.struct)), "ncclCommGetUniqueId", comm
-        )
-        return made
-
-    def grow(
-        self, nranks: int, unique_id: UniqueId | None = None, config: Config | None = None
-    ) -> Communicator:
-        """Make a larger communicator with new ranks (``ncclCommGrow``, NCCL 2.29.2). Blocks.
-
-        All ranks of this communicator call it; those that join call ``Communicator.join``. Ranks
-        keep their numbers, and the new ones follow.
-
-        Args:
-            nranks: size of the new communicator
-            unique_id: on the one rank that got it from ``get_unique_id``; None on others
-        Raises:
-            ValueError: ``nranks`` is not larger than this communicator
-        """
-        comm = self._handle.value or self._gone()
-        if nranks <= self.nranks:
-            raise ValueError(f"nranks {nranks} must be more than the {self.nranks} that there are")
-        pointer = None if unique_id is None else byref(unique_id.struct)
-        made = self._child(
-            "ncclCommGrow",
-            config,
-            lambda new, struct: bindings.ncclCommGrow(comm, nranks, pointer, -1, new, struct),
-        )
-        assert made is not None
-        if unique_id is not None:
-            made._log.alias = recorder.identity_of([unique_id])
-        return made
-
     @classmethod
     def join(
         cls,
@@ -453,27 +350,6 @@ class Communicator(Condition):
             None if struct is None else byref(struct),
         )
         made._adopt(code, "ncclCommGrow")
-        return made
-
-    def _child(
-        self, name: str, config: Config | None, call: Any, none: bool = False, part: str = ""
-    ) -> Communicator | None:
-        from cuda.core import Device
-
-        Device(self._ordinal).set_current()
-        struct = structure_of(config, Config)
-        target = c_void_p()
-        identity = self._log.child(name, part)
-        code = call(byref(target), None if struct is None else byref(struct))
-        errors.check(code, name, self._handle.value)
-        self._log.returned()
-        if none:
-            return None
-        made = self._make(0, -1, -1, self._ordinal, self._queue, self._wait.timeout)
-        made._stream = self._stream
-        made._log.identity = identity
-        made._pending = target
-        after_group(made._settle)
         return made
 
     def _read_shape(self) -> None:
