@@ -33,7 +33,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     subprocess.run(
         [*compiler, "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-shared",
-         f"-I{SOURCES}", *sorted(map(str, SOURCES.glob("reduce*.cc"))),
+         f"-I{SOURCES}", *sorted(map(str, SOURCES.glob("reduce*.cc"))), str(SOURCES / "copy.cc"),
          str(ROOT / "tests" / "native" / "reduce_shim.cc"), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 
@@ -129,14 +129,14 @@ def guards(place: np.ndarray) -> np.ndarray:
 
 
 def reduce(kernels: ctypes.CDLL, op: str, sources: list[np.ndarray], scalars: np.ndarray,
-           destinations: list[np.ndarray]) -> None:
+           destinations: list[np.ndarray], around: bool = False) -> None:
     def pointers(arrays: list[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
         return (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
 
     kernels.reduce_elements(
         TYPES.index(sources[0].dtype), OPS.index(op), pointers(sources), len(sources),
         ctypes.c_void_p(scalars.ctypes.data), pointers(destinations), len(destinations),
-        ctypes.c_size_t(sources[0].size))
+        ctypes.c_size_t(sources[0].size), around)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -163,6 +163,21 @@ def test_reduction_rounds_each_step_in_source_order(
         reduce(kernels, op, sources, scalars, targets)
         for destination in (apart[0], sources[last], sources[0]):
             assert_same_bits(destination, expected)
+            assert (guards(destination) == GUARD).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_reduction_around_the_caches_gives_the_same_bits(
+        kernels: ctypes.CDLL, dtype: np.dtype) -> None:
+    random = np.random.default_rng(TYPES.index(dtype))
+    for count, op in itertools.product(COUNTS, OPS):
+        scalars = any_values(random, dtype, 3)
+        values = [any_values(random, dtype, count) for _ in range(3)]
+        sources = [placed(v, random.integers(0, 64)) for v in values]
+        targets = [placed(np.zeros(count, dtype), random.integers(0, 64)), sources[1]]
+        reduce(kernels, op, sources, scalars, targets, around=True)
+        for destination in targets:
+            assert_same_bits(destination, reference(op, values, scalars))
             assert (guards(destination) == GUARD).all()
 
 
@@ -221,11 +236,13 @@ def test_integers_wrap(kernels: ctypes.CDLL) -> None:
     assert out.tolist() == [-(2**63), 2**63 - 1]
 
 
+@pytest.mark.parametrize("around", [False, True], ids=["cached", "around the caches"])
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 4097, 5_000_003])
-def test_copy_moves_every_byte_and_no_other(kernels: ctypes.CDLL, nbytes: int) -> None:
+def test_copy_moves_every_byte_and_no_other(
+        kernels: ctypes.CDLL, nbytes: int, around: bool) -> None:
     source = placed(np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8), 5)
     destination = placed(np.zeros(nbytes, np.uint8), 11)
     kernels.copy_bytes(ctypes.c_void_p(destination.ctypes.data),
-                       ctypes.c_void_p(source.ctypes.data), ctypes.c_size_t(nbytes))
+                       ctypes.c_void_p(source.ctypes.data), ctypes.c_size_t(nbytes), around)
     assert destination.tobytes() == source.tobytes()
     assert (guards(destination) == GUARD).all()

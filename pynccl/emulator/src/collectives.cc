@@ -26,8 +26,15 @@ std::size_t largest_contribution(const Call& operation, int nranks) {
   return send_bytes(operation, has_root(operation.kind) ? operation.root : 0, nranks);
 }
 
-void copy_unless_same(void* destination, const void* source, std::size_t bytes) {
-  if (destination != source && bytes != 0) copy(destination, source, bytes);
+void copy_unless_same(void* destination, const void* source, std::size_t bytes, Stores stores) {
+  if (destination != source && bytes != 0) copy(destination, source, bytes, stores);
+}
+
+Stores stores_of(const Operation& operation, int rank, int nranks) {
+  const std::size_t sent = send_bytes(operation, rank, nranks);
+  const std::size_t received = receive_bytes(operation, rank, nranks);
+  const bool in_place = operation.send == operation.receive;
+  return stores_for((in_place ? received : sent + received) * static_cast<std::size_t>(nranks));
 }
 
 }  // namespace
@@ -174,24 +181,27 @@ bool Communicator::share_reduction(const Operation& operation, int meeting, bool
     }
   }
   reduce(operation.type, operation.op, sources.data(), nranks_, scalars.data(),
-         destinations.data(), static_cast<int>(destinations.size()), part.count);
+         destinations.data(), static_cast<int>(destinations.size()), part.count,
+         stores_of(operation, rank_, nranks_));
   return true;
 }
 
 bool Communicator::share_copies(const Operation& operation, int meeting, bool small) {
   const std::size_t block = operation.count * size_of(operation.type);
   auto* const receive = static_cast<unsigned char*>(operation.receive);
+  const Stores stores = stores_of(operation, rank_, nranks_);
   if (operation.kind == Kind::gather && !small) {
     unsigned char* const to = destination(meeting, operation.root);
     if (to == nullptr) return false;
-    copy_unless_same(to + block * rank_, operation.send, block);
+    copy_unless_same(to + block * rank_, operation.send, block, stores);
     return true;
   }
   if (operation.kind == Kind::gather && rank_ != operation.root) return true;
   if (has_root(operation.kind) && operation.kind != Kind::gather) {
     const unsigned char* const from = source(meeting, operation.root, small);
     if (from == nullptr) return false;
-    copy_unless_same(receive, operation.kind == Kind::scatter ? from + block * rank_ : from, block);
+    copy_unless_same(receive, operation.kind == Kind::scatter ? from + block * rank_ : from, block,
+                     stores);
     return true;
   }
   // All ranks read at once: each starts with its neighbour, not all with rank 0.
@@ -200,7 +210,8 @@ bool Communicator::share_copies(const Operation& operation, int meeting, bool sm
     const unsigned char* const from = source(meeting, r, small);
     if (from == nullptr) return false;
     copy_unless_same(receive + block * r,
-                     operation.kind == Kind::all_to_all ? from + block * rank_ : from, block);
+                     operation.kind == Kind::all_to_all ? from + block * rank_ : from, block,
+                     stores);
   }
   return true;
 }

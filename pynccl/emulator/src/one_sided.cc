@@ -10,7 +10,7 @@ bool Communicator::put(const Operation& operation) {
     unsigned char* const to =
         peer_address(peer, operation.window->addresses[peer] + operation.offset);
     if (to == nullptr) return false;
-    copy(to, operation.send, bytes);
+    copy(to, operation.send, bytes, stores_for(2 * bytes));
   }
   // The signal is seen only after the data that precede it.
   region_->signals(rank_, peer).sent[operation.signal_place].fetch_add(1);

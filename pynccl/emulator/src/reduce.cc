@@ -1,10 +1,13 @@
 #include "reduce.h"
 
-#include <cstring>
+#include <algorithm>
+#include <vector>
 
 namespace emu {
 
-using Reduce = decltype(reduce);
+using Reduce = void(Type type, Op op, const void* const* sources, int nsources,
+                    const void* scalars, void* const* destinations, int ndestinations,
+                    std::size_t count);
 
 Reduce reduce_plain;
 #if defined(__x86_64__)
@@ -34,13 +37,28 @@ std::size_t size_of(Type type) {
 }
 
 void reduce(Type type, Op op, const void* const* sources, int nsources, const void* scalars,
-            void* const* destinations, int ndestinations, std::size_t count) {
+            void* const* destinations, int ndestinations, std::size_t count, Stores stores) {
   static Reduce* const best = choose();
-  best(type, op, sources, nsources, scalars, destinations, ndestinations, count);
-}
-
-void copy(void* destination, const void* source, std::size_t bytes) {
-  std::memcpy(destination, source, bytes);
+  if (stores == Stores::cached) {
+    best(type, op, sources, nsources, scalars, destinations, ndestinations, count);
+    return;
+  }
+  // Small enough to be in the first cache when it is copied from there.
+  alignas(64) unsigned char results[16384];
+  const std::size_t element = size_of(type), block = sizeof results / element;
+  std::vector<const void*> from(sources, sources + nsources);
+  void* const here = results;
+  for (std::size_t begin = 0; begin < count; begin += block) {
+    const std::size_t part = std::min(block, count - begin);
+    for (int s = 0; s < nsources; ++s) {
+      from[s] = static_cast<const unsigned char*>(sources[s]) + begin * element;
+    }
+    best(type, op, from.data(), nsources, scalars, &here, 1, part);
+    for (int d = 0; d < ndestinations; ++d) {
+      auto* const to = static_cast<unsigned char*>(destinations[d]) + begin * element;
+      copy(to, results, part * element, stores);
+    }
+  }
 }
 
 }  // namespace emu

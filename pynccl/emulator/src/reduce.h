@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "copy.h"
+
 namespace emu {
 
 // Values of ncclDataType_t.
@@ -20,8 +22,7 @@ std::size_t size_of(Type type);
 // the element type per source. Every destination receives the same bits. A destination may be
 // one of the sources; ranges do not overlap otherwise.
 void reduce(Type type, Op op, const void* const* sources, int nsources, const void* scalars,
-            void* const* destinations, int ndestinations, std::size_t count);
-
-void copy(void* destination, const void* source, std::size_t bytes);
+            void* const* destinations, int ndestinations, std::size_t count,
+            Stores stores = Stores::cached);
 
 }  // namespace emu
