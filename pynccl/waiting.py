@@ -29,20 +29,23 @@ SUCCESS, NOT_READY = 0, 600  # of CUresult
 class Handle:
     """A communicator's handle, which arrays share with it: 0 once the communicator is gone."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_state", "_where", "value")
 
     def __init__(self, value: int) -> None:
         self.value = value
+        # Kept from one question to the next: to make them would take as long as to ask. Threads may
+        # share them, as a communicator that has failed stays so.
+        self._state = c_int()
+        self._where = byref(self._state)
 
     def asynchronous_error(self) -> int:
         """Return the code of ``ncclCommGetAsyncError``; success without a communicator."""
-        if self.value == 0:
-            return Result.SUCCESS
-        state = c_int()
-        errors.check(
-            bindings.ncclCommGetAsyncError(self.value, byref(state)), "ncclCommGetAsyncError"
-        )
-        return state.value
+        if not self.value:
+            return 0
+        code = bindings.ncclCommGetAsyncError(self.value, self._where)
+        if code:
+            errors.check(code, "ncclCommGetAsyncError")
+        return self._state.value
 
     def failed(self) -> bool:
         """Tell whether the communicator has an asynchronous error."""
@@ -50,12 +53,9 @@ class Handle:
 
     def raise_asynchronous_error(self) -> None:
         """Raise for an error that happened after a call returned."""
-        errors.check(
-            self.asynchronous_error(),
-            "an operation of the communicator",
-            self.value,
-            recorded=True,
-        )
+        state = self.asynchronous_error()
+        if state:
+            errors.check(state, "an operation of the communicator", self.value, recorded=True)
 
 
 def poll(done: Callable[[], bool], timeout: float | None) -> bool:
@@ -106,26 +106,33 @@ class StreamWait:
             NCCLTimeout: it took longer than it may
             NCCLError: the communicator has an asynchronous error
         """
+        handle = self.handle
+        log = recorder.of(handle.value)
+        issued = log.issued if log is not None else 0
         limit = self.timeout if timeout is None else timeout
         wait = _driver_wait()
-        log = recorder.of(self.handle.value)
-        issued = log.issued if log is not None else 0
-        if wait is not None:
-            done = self._wait_in_driver(wait, limit)
-        else:
+        if wait is None:
             with on_device(self.device):
                 done = self._ask(limit)
+        # The first time without looking at the clock: mostly it is enough.
+        elif limit is None and wait(self.device, self.stream, SLICE, True) == SUCCESS:
+            done = True
+        else:
+            done = self._wait_in_driver(wait, limit)
         if not done:
-            raise errors.NCCLTimeout(
-                Result.TIMEOUT,
-                "synchronize",
-                f"the stream's work was not done after {limit:g} s; a rank may not have come to an "
-                "operation. The communicator can be aborted",
-                report=recorder.failed(self.handle.value, f"timeout after {limit:g} s"),
-            )
-        self.handle.raise_asynchronous_error()
+            raise self._too_long(limit)
+        handle.raise_asynchronous_error()
         if log is not None:
             log.synchronized(self.stream, issued)
+
+    def _too_long(self, limit: float | None) -> errors.NCCLTimeout:
+        return errors.NCCLTimeout(
+            Result.TIMEOUT,
+            "synchronize",
+            f"the stream's work was not done after {limit:g} s; a rank may not have come to an "
+            "operation. The communicator can be aborted",
+            report=recorder.failed(self.handle.value, f"timeout after {limit:g} s"),
+        )
 
     def _ask(self, limit: float | None) -> bool:
         from cuda.bindings import driver
