@@ -49,6 +49,10 @@ def find(frame: FrameType | None) -> Site:
     A program that is itself part of the package, such as ``perf``, is named by its own line.
     """
     innermost = frame
+    if frame is not None:
+        site = sites.get((id(frame.f_code), frame.f_lasti))
+        if site is not None:
+            return site
     while frame is not None:
         key = id(frame.f_code), frame.f_lasti
         if key not in sites:

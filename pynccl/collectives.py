@@ -13,7 +13,7 @@ from pynccl import bindings, errors
 from pynccl.arrays import Resolved, datatype_of, numpy_dtype, resolve
 from pynccl.call_site import find, sites
 from pynccl.config import CollConfig, structure_of
-from pynccl.groups import group
+from pynccl.groups import discard, group_end, group_start
 from pynccl.recorder import Log, group_number, open_groups
 from pynccl.resources import CustomRedOp
 from pynccl.streams import handle_of, make_wait, same
@@ -310,15 +310,23 @@ class Collectives:
     ) -> Any:
         """Send and receive (pointer, count, data type, peer) in one group."""
         comm = self._handle.value or self._gone()
-        with group():
+        log, site = self._log, find(_getframe(2))
+        group_start()
+        try:
             for send in sends:
-                self._log.message("ncclSend", send, queue)
+                log.message("ncclSend", send, queue, site)
                 code = bindings.ncclSend(*send, comm, queue)
-                errors.check(code, "ncclSend", comm, send[2])
+                if code:
+                    errors.check(code, "ncclSend", comm, send[2])
             for receive in receives:
-                self._log.message("ncclRecv", receive, queue)
+                log.message("ncclRecv", receive, queue, site)
                 code = bindings.ncclRecv(*receive, comm, queue)
-                errors.check(code, "ncclRecv", comm, receive[2])
+                if code:
+                    errors.check(code, "ncclRecv", comm, receive[2])
+        except BaseException:
+            discard()
+            raise
+        group_end()
         return result
 
     def _buffer(self, buffer: Any, argument: str) -> Resolved:

@@ -52,8 +52,7 @@ def after_group(call: Callable[[], None]) -> None:
 
 def _ended() -> list[Callable[[], None]]:
     """Note that a group ends, and return what comes after the outermost."""
-    recorder.group_ended()
-    if in_group():
+    if not recorder.group_ended():
         return []
     calls, _later.calls = _later.calls, []
     return calls
@@ -61,7 +60,9 @@ def _ended() -> list[Callable[[], None]]:
 
 def group_start() -> None:
     """Begin to collect this thread's calls (``ncclGroupStart``, NCCL 2.3.5). Groups nest."""
-    errors.check(bindings.ncclGroupStart(), "ncclGroupStart")
+    code = bindings.ncclGroupStart()
+    if code:
+        errors.check(code, "ncclGroupStart")
     recorder.group_started()
 
 
@@ -78,7 +79,9 @@ def group_end(*, simulate: bool = False) -> GroupSimInfo | None:
     """
     if not simulate:
         calls = _ended()
-        errors.check(bindings.ncclGroupEnd(), "ncclGroupEnd")
+        code = bindings.ncclGroupEnd()
+        if code:
+            errors.check(code, "ncclGroupEnd")
         for call in calls:
             call()
         return None

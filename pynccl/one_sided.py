@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from sys import _getframe
 from typing import Any, NamedTuple
 
 from pynccl import bindings, errors, library
+from pynccl.call_site import find
 from pynccl.resources import RegisteredBuffer, RegisteredWindow
 from pynccl.streams import handle_of
 from pynccl.types import DataType, structure
@@ -86,7 +88,7 @@ class OneSided(Uneven):
         comm = self._handle.value or self._gone()
         queue = self._stream_for(stream, buffer)
         put = (buffer.ptr, buffer.count, buffer.datatype, peer)
-        self._log.message("ncclPutSignal", put, queue)
+        self._log.message("ncclPutSignal", put, queue, find(_getframe(1)))
         code = bindings.ncclPutSignal(
             *put,
             peer_window.handle,
@@ -112,7 +114,7 @@ class OneSided(Uneven):
         self._check_root(peer, "peer")
         comm = self._handle.value or self._gone()
         queue = self._queue if stream is None else handle_of(stream)
-        self._log.message("ncclSignal", (peer,), queue)
+        self._log.message("ncclSignal", (peer,), queue, find(_getframe(1)))
         code = bindings.ncclSignal(peer, signal_index, context, flags, comm, queue)
         errors.check(code, "ncclSignal", comm)
 
@@ -134,6 +136,6 @@ class OneSided(Uneven):
         )
         peers = {desc.peer for desc in wanted}
         peer = peers.pop() if len(peers) == 1 else -1
-        self._log.message("ncclWaitSignal", (peer,), queue)
+        self._log.message("ncclWaitSignal", (peer,), queue, find(_getframe(1)))
         code = bindings.ncclWaitSignal(len(wanted), ctypes.addressof(structs), comm, queue)
         errors.check(code, "ncclWaitSignal", comm)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from sys import _getframe
 from typing import Any
 
 from pynccl import bindings, errors
+from pynccl.call_site import find
 from pynccl.prepared import Prepared
 
 __all__ = ["PointToPoint"]
@@ -58,7 +60,7 @@ class PointToPoint(Prepared):
         queue = self._stream_for(stream, buffer)
         comm = self._handle.value or self._gone()
         arguments = (buffer.ptr, buffer.count, buffer.datatype, peer)
-        self._log.message(name, arguments, queue)
+        self._log.message(name, arguments, queue, find(_getframe(2)))
         code = getattr(bindings, name)(*arguments, comm, queue)
         if code:
             errors.check(code, name, comm, buffer.datatype)

@@ -177,15 +177,14 @@ class Log:
         if self._ring:
             _ended.append(self)
 
-    def message(self, function: str, arguments: tuple[Any, ...], queue: int) -> None:
-        """Record a send, a receive or a signal, from the caller's caller."""
+    def message(self, function: str, arguments: tuple[Any, ...], queue: int, site: Site) -> None:
+        """Record a send, a receive or a signal."""
         cell, append, number = self.hot
-        site = find(_getframe(2))
         cell.value = site.address
         self._apart += 1
         whom = function, arguments[-1]
         self.peers[whom] += 1
-        place = Place("message", self.peers[whom], self._apart, self._ours)
+        place = ("message", self.peers[whom], self._apart, self._ours)  # of a Place, made later
         call = (function, arguments, queue, site)
         append((number(), perf_counter(), open_groups and group_number(), call, place))
 
@@ -274,7 +273,7 @@ class Log:
             if len(record) == 4:
                 place = Place("collective", number - apart, apart, ours)
             else:
-                place = record[4]
+                place = Place(*record[4])
             kind, ordinal, apart, ours = place
             state = self._state(place, number, known, done)
             if kind == "control":
@@ -397,13 +396,17 @@ def group_started() -> None:
     entry[1] += 1
 
 
-def group_ended() -> None:
-    """Note that this thread ended a group."""
-    entry = open_groups.get(get_ident())
-    if entry is not None:
-        entry[1] -= 1
-        if entry[1] <= 0:
-            del open_groups[get_ident()]
+def group_ended() -> bool:
+    """Note that this thread ended a group; tell whether it is in none now."""
+    thread = get_ident()
+    entry = open_groups.get(thread)
+    if entry is None:
+        return True
+    entry[1] -= 1
+    if entry[1] > 0:
+        return False
+    del open_groups[thread]
+    return True
 
 
 def group_number() -> int:

@@ -9,6 +9,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from sys import _getframe
 from typing import Any
 
 import numpy
@@ -16,6 +17,7 @@ from mpi4py import MPI
 
 from pynccl import library
 from pynccl.bootstrap import local_place
+from pynccl.call_site import find
 from pynccl.communicator import Communicator
 from pynccl.streams import check_driver, make_wait
 from pynccl.waiting import StreamWait
@@ -194,7 +196,7 @@ class Shared:
     def record_message(self, name: str, arguments: tuple[int, ...], queue: int) -> None:
         """Enter a message into the flight record."""
         assert self.messages is not None
-        self.messages._log.message(name, arguments, queue)
+        self.messages._log.message(name, arguments, queue, find(_getframe(1)))
 
     def after(self, queue: int, *blocks: Any) -> None:
         """Make a stream wait for what makes, or still reads, the contents of arrays."""
