@@ -104,6 +104,7 @@ bench: $(VENV)/ready-test $(VENV)/ready-emulator
 	$(BIN)/python benchmarks/call_path.py
 	$(MPIRUN) -n 2 $(BIN)/python -m mpi4py benchmarks/collectives.py
 	$(MPIRUN) -n 4 $(BIN)/python -m mpi4py benchmarks/collectives.py
+	$(BIN)/python benchmarks/reductions.py
 	$(BIN)/python benchmarks/startup.py 2 16 64
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/growth.py --soak 20000

@@ -28,7 +28,7 @@ GUARD = 0xA5
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = tmp_path_factory.mktemp("kernels") / "libreduce.so"
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     subprocess.run(
@@ -36,6 +36,15 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
          f"-I{SOURCES}", *sorted(map(str, SOURCES.glob("reduce*.cc"))), str(SOURCES / "copy.cc"),
          str(ROOT / "tests" / "native" / "reduce_shim.cc"), "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
+
+
+@pytest.fixture(params=["plain", "avx2", "avx512"])
+def kernels(library: ctypes.CDLL, request: pytest.FixtureRequest) -> ctypes.CDLL:
+    """The library, with the loops of one instruction set chosen."""
+    library.choose_loops.restype = ctypes.c_bool
+    if not library.choose_loops(request.param.encode()):
+        pytest.skip(f"this processor has no {request.param}")
+    return library
 
 
 def is_float(dtype: np.dtype) -> bool:
@@ -129,14 +138,19 @@ def guards(place: np.ndarray) -> np.ndarray:
 
 
 def reduce(kernels: ctypes.CDLL, op: str, sources: list[np.ndarray], scalars: np.ndarray,
-           destinations: list[np.ndarray], around: bool = False) -> None:
+           destinations: list[np.ndarray], around: bool | None = None) -> None:
+    """By the loops that were chosen; given ``around``, by those that the emulator chooses."""
     def pointers(arrays: list[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
         return (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
 
-    kernels.reduce_elements(
+    arguments = (
         TYPES.index(sources[0].dtype), OPS.index(op), pointers(sources), len(sources),
         ctypes.c_void_p(scalars.ctypes.data), pointers(destinations), len(destinations),
-        ctypes.c_size_t(sources[0].size), around)
+        ctypes.c_size_t(sources[0].size))
+    if around is None:
+        kernels.reduce_with_loops(*arguments)
+    else:
+        kernels.reduce_elements(*arguments, around)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -168,14 +182,14 @@ def test_reduction_rounds_each_step_in_source_order(
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_reduction_around_the_caches_gives_the_same_bits(
-        kernels: ctypes.CDLL, dtype: np.dtype) -> None:
+        library: ctypes.CDLL, dtype: np.dtype) -> None:
     random = np.random.default_rng(TYPES.index(dtype))
     for count, op in itertools.product(COUNTS, OPS):
         scalars = any_values(random, dtype, 3)
         values = [any_values(random, dtype, count) for _ in range(3)]
         sources = [placed(v, random.integers(0, 64)) for v in values]
         targets = [placed(np.zeros(count, dtype), random.integers(0, 64)), sources[1]]
-        reduce(kernels, op, sources, scalars, targets, around=True)
+        reduce(library, op, sources, scalars, targets, around=True)
         for destination in targets:
             assert_same_bits(destination, reference(op, values, scalars))
             assert (guards(destination) == GUARD).all()
@@ -239,10 +253,10 @@ def test_integers_wrap(kernels: ctypes.CDLL) -> None:
 @pytest.mark.parametrize("around", [False, True], ids=["cached", "around the caches"])
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 4097, 5_000_003])
 def test_copy_moves_every_byte_and_no_other(
-        kernels: ctypes.CDLL, nbytes: int, around: bool) -> None:
+        library: ctypes.CDLL, nbytes: int, around: bool) -> None:
     source = placed(np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8), 5)
     destination = placed(np.zeros(nbytes, np.uint8), 11)
-    kernels.copy_bytes(ctypes.c_void_p(destination.ctypes.data),
+    library.copy_bytes(ctypes.c_void_p(destination.ctypes.data),
                        ctypes.c_void_p(source.ctypes.data), ctypes.c_size_t(nbytes), around)
     assert destination.tobytes() == source.tobytes()
     assert (guards(destination) == GUARD).all()

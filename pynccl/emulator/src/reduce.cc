@@ -1,35 +1,41 @@
 #include "reduce.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace emu {
 
-using Reduce = void(Type type, Op op, const void* const* sources, int nsources,
-                    const void* scalars, void* const* destinations, int ndestinations,
-                    std::size_t count);
-
-Reduce reduce_plain;
+ReduceLoops reduce_plain;
 #if defined(__x86_64__)
-Reduce reduce_avx2;
-Reduce reduce_avx512;
+ReduceLoops reduce_avx2;
+ReduceLoops reduce_avx512;
 #endif
 
 namespace {
 
-// The best that this processor has.
-Reduce* choose() {
-#if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx2 && avx512) return reduce_avx512;
-  if (avx2) return reduce_avx2;
-#endif
+ReduceLoops* choose() {
+  for (const char* const instructions : {"avx512", "avx2"}) {
+    if (ReduceLoops* const loops = reduce_loops_for(instructions)) return loops;
+  }
   return reduce_plain;
 }
 
 }  // namespace
+
+ReduceLoops* reduce_loops_for(const char* instructions) {
+  const auto is = [=](const char* name) { return std::strcmp(instructions, name) == 0; };
+#if defined(__x86_64__)
+  // Every processor with AVX2 has F16C, which not every compiler can ask for.
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  if (is("avx512") && avx512) return reduce_avx512;
+  if (is("avx2") && avx2) return reduce_avx2;
+#endif
+  return is("plain") ? reduce_plain : nullptr;
+}
 
 std::size_t size_of(Type type) {
   static constexpr std::size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
@@ -38,7 +44,7 @@ std::size_t size_of(Type type) {
 
 void reduce(Type type, Op op, const void* const* sources, int nsources, const void* scalars,
             void* const* destinations, int ndestinations, std::size_t count, Stores stores) {
-  static Reduce* const best = choose();
+  static ReduceLoops* const best = choose();
   if (stores == Stores::cached) {
     best(type, op, sources, nsources, scalars, destinations, ndestinations, count);
     return;

@@ -25,4 +25,12 @@ void reduce(Type type, Op op, const void* const* sources, int nsources, const vo
             void* const* destinations, int ndestinations, std::size_t count,
             Stores stores = Stores::cached);
 
+// The loops behind reduce(), for one instruction set each, all with the same results.
+using ReduceLoops = void(Type type, Op op, const void* const* sources, int nsources,
+                         const void* scalars, void* const* destinations, int ndestinations,
+                         std::size_t count);
+
+// The loops for "avx512", "avx2" or "plain"; null where this processor cannot run them.
+ReduceLoops* reduce_loops_for(const char* instructions);
+
 }  // namespace emu

@@ -2,153 +2,12 @@
 // defines in REDUCE_FUNCTION. Everything else is local to the including source: were it shared, the
 // linker might take code for a processor that this machine does not have.
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-
-#include "reduce.h"
-
-// Each step is rounded on its own: no fused multiply-add.
-#if defined(__clang__)
-#pragma STDC FP_CONTRACT OFF
-#elif defined(__GNUC__)
-#pragma GCC optimize("fp-contract=off")
-#endif
+#include "reduce_formats.h"
+#include "reduce_lanes.h"
 
 namespace emu {
 
 namespace {
-
-template <typename To, typename From>
-To bits_of(From value) {
-  static_assert(sizeof(To) == sizeof(From), "");
-  To bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-// Integers, in unsigned arithmetic: it wraps.
-template <typename T>
-struct Integer {
-  using Stored = T;
-  using Unsigned = std::make_unsigned_t<T>;
-  using Wide = std::conditional_t<std::is_signed<T>::value, std::int64_t, std::uint64_t>;
-  static T sum(T a, T b) {
-    return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
-  }
-  static T prod(T a, T b) {
-    return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
-  }
-  static T max(T a, T b) { return a > b ? a : b; }
-  static T min(T a, T b) { return a < b ? a : b; }
-  // An average is the sum, divided at the end.
-  static constexpr bool scales = false;
-  static T share(int) { return 1; }
-  static T finish(T sum, int n) {
-    return static_cast<T>(static_cast<Wide>(sum) / static_cast<Wide>(n));
-  }
-};
-
-template <typename T>
-struct Native {
-  using Stored = T;
-  static T widen(T value) { return value; }
-  static T narrow(T value) { return value; }
-};
-
-struct Float16 {
-  using Stored = std::uint16_t;
-  static float widen(std::uint16_t half) {
-    const std::uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
-    if (magnitude >= 0x7c00) return bits_of<float>(sign | 0x7f800000u | (magnitude & 0x3ff) << 13);
-    // The exponent is rebiased by a multiplication, which subnormals survive.
-    const float value = bits_of<float>(magnitude << 13) * 0x1p112f;
-    return bits_of<float>(sign | bits_of<std::uint32_t>(value));
-  }
-  static std::uint16_t narrow(float value) {
-    const std::uint32_t bits = bits_of<std::uint32_t>(value), magnitude = bits & 0x7fffffffu;
-    const std::uint32_t sign = bits >> 16 & 0x8000u;
-    if (magnitude > 0x7f800000u) return 0x7fff;
-    if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00);
-    if (magnitude < 0x38800000u) {  // adding 0.5 puts the last bit of a subnormal in the last place
-      const float aligned = bits_of<float>(magnitude) + 0.5f;
-      return static_cast<std::uint16_t>(sign | (bits_of<std::uint32_t>(aligned) - 0x3f000000u));
-    }
-    const std::uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23);
-    return static_cast<std::uint16_t>(sign | rounded >> 13);
-  }
-};
-
-struct Bfloat16 {
-  using Stored = std::uint16_t;
-  static float widen(std::uint16_t value) {
-    return bits_of<float>(static_cast<std::uint32_t>(value) << 16);
-  }
-  static std::uint16_t narrow(float value) {
-    const std::uint32_t bits = bits_of<std::uint32_t>(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
-    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-  }
-};
-
-// Both float8 types are the upper byte of a float16, once the value is scaled to its exponents.
-struct Float8E5M2 {
-  using Stored = std::uint8_t;
-  static float widen(std::uint8_t value) {
-    return Float16::widen(static_cast<std::uint16_t>(value << 8));
-  }
-  static std::uint8_t narrow(float value) {
-    const unsigned half = Float16::narrow(value), sign = half >> 8 & 0x80, magnitude = half & 0x7fff;
-    if (magnitude > 0x7c00) return 0x7f;
-    const unsigned rounded = (magnitude + 0x7f + (magnitude >> 8 & 1)) >> 8;
-    return static_cast<std::uint8_t>(sign | (rounded > 0x7b ? 0x7b : rounded));
-  }
-};
-
-struct Float8E4M3 {
-  using Stored = std::uint8_t;
-  static float widen(std::uint8_t value) {
-    if ((value & 0x7f) == 0x7f) return __builtin_nanf("");
-    return Float16::widen(static_cast<std::uint16_t>((value & 0x80) << 8 | (value & 0x7f) << 7)) *
-           0x1p8f;
-  }
-  static std::uint8_t narrow(float value) {
-    const unsigned half = Float16::narrow(value * 0x1p-8f);
-    const unsigned sign = half >> 8 & 0x80, magnitude = half & 0x7fff;
-    if (magnitude > 0x7c00) return 0x7f;
-    const unsigned rounded = (magnitude + 0x3f + (magnitude >> 7 & 1)) >> 7;
-    return static_cast<std::uint8_t>(sign | (rounded > 0x7e ? 0x7e : rounded));
-  }
-};
-
-template <typename Format>
-struct Floating {
-  using Stored = typename Format::Stored;
-  static Stored sum(Stored a, Stored b) {
-    return Format::narrow(Format::widen(a) + Format::widen(b));
-  }
-  static Stored prod(Stored a, Stored b) {
-    return Format::narrow(Format::widen(a) * Format::widen(b));
-  }
-  // A number wins over a NaN, and -0 is less than +0.
-  static Stored max(Stored a, Stored b) {
-    const auto x = Format::widen(a), y = Format::widen(b);
-    const bool first = x == y ? !__builtin_signbit(x) : x > y || y != y;
-    return Format::narrow(first ? x : y);
-  }
-  static Stored min(Stored a, Stored b) {
-    const auto x = Format::widen(a), y = Format::widen(b);
-    const bool first = x == y ? __builtin_signbit(x) != 0 : x < y || y != y;
-    return Format::narrow(first ? x : y);
-  }
-  // An average is the sum of inputs multiplied by 1/n first.
-  static constexpr bool scales = true;
-  static Stored share(int n) {
-    return Format::narrow(static_cast<decltype(Format::widen(Stored()))>(1.0 / n));
-  }
-  static Stored finish(Stored sum, int) { return sum; }
-};
 
 template <typename T>
 T load(const void* from, std::size_t i) {
@@ -160,7 +19,12 @@ T load(const void* from, std::size_t i) {
 // So many elements are reduced at a time: what they come to stays in the first cache.
 constexpr std::size_t block = 2048;
 
-// All results for two bytes: a float8 step takes longer than looking it up.
+// Whether elements are reduced by looking results up.
+template <typename Arithmetic>
+constexpr bool looked_up = sizeof(typename Arithmetic::Stored) == 1 && Arithmetic::scales &&
+                           std::is_void_v<typename LanesOf<Arithmetic>::type>;
+
+// All results for two bytes: without lanes, a float8 step takes longer than looking it up.
 template <typename Arithmetic>
 const std::uint8_t* results_of(Op op) {
   static const auto* const tables = [] {
@@ -178,36 +42,10 @@ const std::uint8_t* results_of(Op op) {
   return tables[op == Op::prod || op == Op::max || op == Op::min ? static_cast<int>(op) : 0];
 }
 
-#if defined(REDUCE_WITH_F16C)
-
-// Eight at a time; returns how many were done. The processor's NaN is brought to NCCL's.
-std::size_t add_halves(std::uint16_t* total, const unsigned char* source, std::size_t count) {
-  std::size_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    auto* const at = reinterpret_cast<__m128i*>(total + i);
-    const __m256 a = _mm256_cvtph_ps(_mm_loadu_si128(at));
-    const __m256 b =
-        _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source + 2 * i)));
-    const __m256 sum = _mm256_add_ps(a, b);
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
-    const __m128i nans =
-        _mm_packs_epi32(_mm256_castsi256_si128(nan), _mm256_extracti128_si256(nan, 1));
-    const __m128i half = _mm256_cvtps_ph(sum, _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128(at, _mm_blendv_epi8(half, _mm_set1_epi16(0x7fff), nans));
-  }
-  return i;
-}
-
-#else
-
-std::size_t add_halves(std::uint16_t*, const unsigned char*, std::size_t) { return 0; }
-
-#endif
-
 template <typename Arithmetic, typename Stored>
-void accumulate(Op op, Stored* __restrict total, const unsigned char* __restrict source,
-                std::size_t count) {
-  if constexpr (sizeof(Stored) == 1 && Arithmetic::scales) {
+void combine_each(Op op, Stored* __restrict total, const unsigned char* __restrict source,
+                  std::size_t count) {
+  if constexpr (looked_up<Arithmetic>) {
     const std::uint8_t* const results = results_of<Arithmetic>(op);
     for (std::size_t i = 0; i < count; ++i) total[i] = results[total[i] << 8 | source[i]];
     return;
@@ -229,35 +67,52 @@ void accumulate(Op op, Stored* __restrict total, const unsigned char* __restrict
       }
       break;
     default:
-      std::size_t i = 0;
-      if constexpr (std::is_same_v<Arithmetic, Floating<Float16>>) {
-        i = add_halves(total, source, count);
+      for (std::size_t i = 0; i < count; ++i) {
+        total[i] = Arithmetic::sum(total[i], load<Stored>(source, i));
       }
-      for (; i < count; ++i) total[i] = Arithmetic::sum(total[i], load<Stored>(source, i));
   }
 }
 
 template <typename Arithmetic, typename Stored>
-void accumulate_scaled(Stored* __restrict total, const unsigned char* __restrict source,
-                       Stored scale, bool first, std::size_t count) {
-  if constexpr (sizeof(Stored) == 1 && Arithmetic::scales) {
+void scale_each(Stored* __restrict total, const unsigned char* __restrict source,
+                Stored scalar, bool first, std::size_t count) {
+  if constexpr (looked_up<Arithmetic>) {
     const std::uint8_t* const products = results_of<Arithmetic>(Op::prod);
     const std::uint8_t* const sums = results_of<Arithmetic>(Op::sum);
     for (std::size_t i = 0; i < count; ++i) {
-      const std::uint8_t product = products[source[i] << 8 | scale];
+      const std::uint8_t product = products[source[i] << 8 | scalar];
       total[i] = first ? product : sums[total[i] << 8 | product];
     }
     return;
   }
   if (first) {
     for (std::size_t i = 0; i < count; ++i) {
-      total[i] = Arithmetic::prod(load<Stored>(source, i), scale);
+      total[i] = Arithmetic::prod(load<Stored>(source, i), scalar);
     }
     return;
   }
   for (std::size_t i = 0; i < count; ++i) {
-    total[i] = Arithmetic::sum(total[i], Arithmetic::prod(load<Stored>(source, i), scale));
+    total[i] = Arithmetic::sum(total[i], Arithmetic::prod(load<Stored>(source, i), scalar));
   }
+}
+
+template <typename Arithmetic, typename Stored>
+void combine(Op op, Stored* total, const unsigned char* source, std::size_t count) {
+  std::size_t done = 0;
+  using Lanes = typename LanesOf<Arithmetic>::type;
+  if constexpr (!std::is_void_v<Lanes>) done = combine_lanes<Lanes>(op, total, source, count);
+  combine_each<Arithmetic>(op, total + done, source + done * sizeof(Stored), count - done);
+}
+
+template <typename Arithmetic, typename Stored>
+void scale(Stored* total, const unsigned char* source, Stored scalar, bool first,
+           std::size_t count) {
+  std::size_t done = 0;
+  using Lanes = typename LanesOf<Arithmetic>::type;
+  if constexpr (!std::is_void_v<Lanes>) {
+    done = scale_lanes<Lanes>(total, source, Arithmetic::widen(scalar), first, count);
+  }
+  scale_each<Arithmetic>(total + done, source + done * sizeof(Stored), scalar, first, count - done);
 }
 
 template <typename Arithmetic>
@@ -273,12 +128,12 @@ void reduce_as(Op op, const void* const* sources, int nsources, const void* scal
       const auto* const source =
           static_cast<const unsigned char*>(sources[s]) + begin * sizeof(Stored);
       if (scaled) {
-        const Stored scale = op == Op::avg ? share : load<Stored>(scalars, s);
-        accumulate_scaled<Arithmetic>(total, source, scale, s == 0, here);
+        const Stored scalar = op == Op::avg ? share : load<Stored>(scalars, s);
+        scale<Arithmetic>(total, source, scalar, s == 0, here);
       } else if (s == 0) {
         std::memcpy(total, source, here * sizeof(Stored));
       } else {
-        accumulate<Arithmetic>(op, total, source, here);
+        combine<Arithmetic>(op, total, source, here);
       }
     }
     if (op == Op::avg) {
