@@ -100,13 +100,16 @@ lint: $(VENV)/ready-lint
 	$(BIN)/codespell
 	$(BIN)/shellcheck $(SCRIPTS)
 
+# Pictures go to PICTURES; ALSO are Pythons with another MPI, or with PyTorch, to compare with.
+bench: PICTURES ?= build/benchmarks
+bench: ALSO ?= $(filter-out $(BIN)/python,$(wildcard .venv/bin/python .venv-mpich/bin/python))
 bench: $(VENV)/ready-test $(VENV)/ready-emulator
+	mkdir -p $(PICTURES)
 	$(BIN)/python benchmarks/call_path.py
-	$(MPIRUN) -n 2 $(BIN)/python -m mpi4py benchmarks/collectives.py
-	$(MPIRUN) -n 4 $(BIN)/python -m mpi4py benchmarks/collectives.py
+	$(BIN)/python benchmarks/collectives.py --ranks 2 4 8 $(addprefix --also ,$(ALSO)) --plot $(PICTURES)
 	$(BIN)/python benchmarks/reductions.py
 	$(BIN)/python benchmarks/startup.py 2 16 64
-	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/growth.py --plot $(PICTURES)/growth.png
 	$(BIN)/python benchmarks/growth.py --soak 20000
 
 clean:
