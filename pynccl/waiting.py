@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from ctypes import byref, c_int
-from functools import cache
+from ctypes import byref, c_int, c_uint, c_void_p
+from functools import cache, partial
 
 from pynccl import bindings, errors, recorder
 from pynccl.streams import check_driver, on_device
@@ -73,11 +73,11 @@ def poll(done: Callable[[], bool], timeout: float | None) -> bool:
 
 
 @cache
-def _driver_wait() -> Callable[[int, int, int, bool], int] | None:
+def _driver_wait() -> Callable[..., int] | None:
     """Return the driver's own wait of limited length, which CUDA's does not have."""
     function = getattr(ctypes.CDLL("libcuda.so.1"), "pynccl_stream_wait", None)
     if function is not None:
-        function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
+        function.argtypes = [c_int, c_void_p, c_uint, c_int]
     return function
 
 
@@ -91,13 +91,18 @@ class StreamWait:
         timeout: seconds that a call may wait where it names no other; None for ever
     """
 
-    __slots__ = ("device", "handle", "stream", "timeout")
+    __slots__ = ("_first", "device", "handle", "stream", "timeout")
 
     def __init__(self, device: int, stream: int, handle: Handle, timeout: float | None) -> None:
         self.device = device
         self.stream = stream
         self.handle = handle
         self.timeout = timeout
+        wait = _driver_wait()
+        # C's types made beforehand, which no call then has to do.
+        self._first = wait and partial(
+            wait, c_int(device), c_void_p(stream), c_uint(SLICE), c_int(True)
+        )
 
     def __call__(self, timeout: float | None = None) -> None:
         """Block until the work queued on the stream is done.
@@ -110,15 +115,15 @@ class StreamWait:
         log = recorder.of(handle.value)
         issued = log.issued if log is not None else 0
         limit = self.timeout if timeout is None else timeout
-        wait = _driver_wait()
-        if wait is None:
+        first = self._first
+        if first is None:
             with on_device(self.device):
                 done = self._ask(limit)
         # The first time without looking at the clock: mostly it is enough.
-        elif limit is None and wait(self.device, self.stream, SLICE, True) == SUCCESS:
+        elif limit is None and first() == SUCCESS:
             done = True
         else:
-            done = self._wait_in_driver(wait, limit)
+            done = self._wait_in_driver(first.func, limit)
         if not done:
             raise self._too_long(limit)
         handle.raise_asynchronous_error()
@@ -146,9 +151,7 @@ class StreamWait:
 
         return poll(done, limit)
 
-    def _wait_in_driver(
-        self, wait: Callable[[int, int, int, bool], int], limit: float | None
-    ) -> bool:
+    def _wait_in_driver(self, wait: Callable[..., int], limit: float | None) -> bool:
         slice_ = SLICE if limit is None else min(SLICE, int(limit * 1000) + 1)
         end = None if limit is None else time.monotonic() + limit
         for_good = True

@@ -162,26 +162,26 @@ bool Communicator::share_reduction(const Operation& operation, int meeting, bool
   const std::size_t offset =
       (scattered ? operation.count * static_cast<std::size_t>(rank_) : part.begin) * element;
 
-  std::vector<const void*> sources(nranks_);
-  std::vector<unsigned char> scalars(static_cast<std::size_t>(nranks_) * element);
+  sources_.resize(nranks_);
+  scalars_.resize(static_cast<std::size_t>(nranks_) * element);
   for (int r = 0; r < nranks_; ++r) {
     const unsigned char* const from = source(meeting, r, small);
     if (from == nullptr) return false;
-    sources[r] = from + offset;
-    std::memcpy(&scalars[r * element], region_->contribution(meeting, r).scalar, element);
+    sources_[r] = from + offset;
+    std::memcpy(&scalars_[r * element], region_->contribution(meeting, r).scalar, element);
   }
-  std::vector<void*> destinations;
+  destinations_.clear();
   if (small || scattered) {
-    destinations.push_back(operation.receive);
+    destinations_.push_back(operation.receive);
   } else {
     for (int r = to_all ? 0 : operation.root; r < (to_all ? nranks_ : operation.root + 1); ++r) {
       unsigned char* const to = destination(meeting, r);
       if (to == nullptr) return false;
-      destinations.push_back(to + offset);
+      destinations_.push_back(to + offset);
     }
   }
-  reduce(operation.type, operation.op, sources.data(), nranks_, scalars.data(),
-         destinations.data(), static_cast<int>(destinations.size()), part.count,
+  reduce(operation.type, operation.op, sources_.data(), nranks_, scalars_.data(),
+         destinations_.data(), static_cast<int>(destinations_.size()), part.count,
          stores_of(operation, rank_, nranks_));
   return true;
 }

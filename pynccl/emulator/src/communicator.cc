@@ -175,6 +175,26 @@ ncclResult_t Communicator::ready() {
   return ncclSuccess;
 }
 
+// The operations of one call or group, and how far they have come.
+class Communicator::Launch : public Steps {
+ public:
+  Launch(std::shared_ptr<Communicator> communicator, std::vector<Operation> operations)
+      : communicator_(std::move(communicator)), operations_(std::move(operations)) {}
+
+  bool advance(bool may_block) override {
+    return communicator_->advance(operations_, progress_, may_block);
+  }
+  void run_anew() const override {
+    Progress anew;
+    communicator_->advance(operations_, anew, true);
+  }
+
+ private:
+  const std::shared_ptr<Communicator> communicator_;
+  const std::vector<Operation> operations_;
+  Progress progress_;
+};
+
 ncclResult_t Communicator::launch(std::vector<Operation> operations,
                                   const std::vector<std::shared_ptr<Stream>>& streams) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -190,17 +210,8 @@ ncclResult_t Communicator::launch(std::vector<Operation> operations,
     if (ordered != ncclSuccess) return ordered;
   }
   note_issued(operations);
-  const auto work = std::make_shared<const std::vector<Operation>>(std::move(operations));
-  const auto progress = std::make_shared<Progress>();
-  const Mark done = first->enqueue_steps(
-      [self = shared_from_this(), work] {
-        Progress anew;
-        self->advance(*work, anew, true);
-      },
-      [self = shared_from_this(), work, progress](bool may_block) {
-        return self->advance(*work, *progress, may_block);
-      },
-      sequence_);
+  const Mark done = first->enqueue(
+      std::make_shared<Launch>(shared_from_this(), std::move(operations)), sequence_);
   for (std::size_t i = 1; i < streams.size(); ++i) streams[i]->wait_for(done);
   // What a graph holds runs when that is launched, and nothing that is launched here is behind it.
   (done.captured == nullptr ? sequence_->last : last_captured_) = done;

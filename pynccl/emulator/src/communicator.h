@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,12 +17,11 @@
 #include "nccl_abi.h"
 #include "operation.h"
 #include "peer_memory.h"
+#include "point_to_point.h"
 #include "region.h"
 #include "stream.h"
 
 namespace emu {
-
-struct Exchange;
 
 enum class Outcome { ready, failed, later };
 
@@ -36,7 +36,7 @@ struct Progress {
   int stage = 0;               // of it
   bool small = false;
   std::size_t signal = 0;  // index of the first operation that may still wait for a signal
-  std::shared_ptr<Exchange> exchange;
+  std::optional<Exchange> exchange;  // where there are sends or receives
   bool rehearsed = false;  // faults that are due have been taken
   std::chrono::steady_clock::time_point not_before{};
 };
@@ -140,6 +140,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::set<std::shared_ptr<Window>>& windows() { return windows_; }
 
  private:
+  class Launch;
+
   Communicator(int device, const Settings& settings);
 
   ncclResult_t claim_rank();
@@ -235,6 +237,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::array<std::uint32_t, 2> finished_target_{};
   std::vector<std::shared_ptr<PeerMemory>> peers_;
   std::vector<std::array<std::uint32_t, signal_places>> signals_taken_;
+  // Kept from one reduction to the next, whose time to make them would show.
+  std::vector<const void*> sources_;
+  std::vector<unsigned char> scalars_;
+  std::vector<void*> destinations_;
 
   // Of the agreements alone.
   std::uint32_t agreements_ = 0;

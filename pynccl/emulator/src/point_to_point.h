@@ -18,7 +18,6 @@ struct Flow {
 // The sends and receives of one group, which proceed together.
 struct Exchange {
   explicit Exchange(const std::vector<Operation>& operations);
-  bool empty() const { return sends.empty() && receives.empty(); }
 
   std::vector<Flow> sends;
   std::vector<Flow> receives;

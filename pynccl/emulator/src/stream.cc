@@ -180,11 +180,13 @@ Mark Stream::enqueue(std::function<void()> work, WorkKind kind) {
   return push(Item{std::move(work), implicitly_after(), nullptr, kind});
 }
 
-Mark Stream::enqueue_steps(std::function<void()> work, std::function<bool(bool)> step,
-                           const std::shared_ptr<Sequence>& sequence) {
+Mark Stream::enqueue(std::shared_ptr<Steps> steps, const std::shared_ptr<Sequence>& sequence) {
   Mark mark;
-  if (capturing() && capture(work, WorkKind::kernel, &mark, sequence)) return mark;
-  return push(Item{std::move(work), implicitly_after(), std::move(step)});
+  if (capturing()) {
+    std::function<void()> work = [steps] { steps->run_anew(); };
+    if (capture(work, WorkKind::kernel, &mark, sequence)) return mark;
+  }
+  return push(Item{nullptr, implicitly_after(), std::move(steps)});
 }
 
 bool Stream::wait_for(const Mark& mark) {
@@ -307,7 +309,7 @@ Mark Stream::push(Item item) {
 
 // Whether the new item is done by a thread that is sure to wait for it.
 bool Stream::leave_to_waiter(const Item& item) {
-  if (prompt_waits_ < enough_prompt_waits || !item.step || waiters_ > 0 || !worker_alive_) {
+  if (prompt_waits_ < enough_prompt_waits || item.steps == nullptr || waiters_ > 0 || !worker_alive_) {
     return false;
   }
   if (!worker_watches_) {
@@ -403,7 +405,7 @@ void Stream::run(std::unique_lock<std::mutex>& lock, std::uint64_t until, bool h
 
 bool Stream::perform_item(const Item& item, bool may_block) {
   const InWork scope;
-  if (item.step) return item.step(may_block);
+  if (item.steps != nullptr) return item.steps->advance(may_block);
   if (item.work) item.work();
   return true;
 }

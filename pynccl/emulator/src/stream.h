@@ -47,6 +47,17 @@ enum class WorkKind { kernel = 0, memcpy = 1, memset = 2, host = 3, graph = 4, e
 
 enum class StreamKind { legacy, blocking, nonblocking };
 
+// Work that waits for other processes, and that runs as far as it can whenever it is asked to.
+class Steps {
+ public:
+  virtual ~Steps() = default;
+  // Whether it is done. A host thread that runs it while waiting for the stream passes false, which
+  // asks for patience of some milliseconds only.
+  virtual bool advance(bool may_block) = 0;
+  // All of it from the start, however far it has come: for a launch of the graph that holds it.
+  virtual void run_anew() const = 0;
+};
+
 // A queue of work that one thread runs in order. The legacy default stream keeps CUDA's ordering
 // rules with the other streams of its device; enqueue() and wait_for() apply them by themselves.
 //
@@ -60,12 +71,8 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   // Appends work and returns at once. The work must not throw, and may be run again where the
   // stream is captured into a graph.
   Mark enqueue(std::function<void()> work, WorkKind kind = WorkKind::kernel);
-  // The same for work that waits for other processes. Where it is not captured it runs by `step`,
-  // again and again until that returns true: a host thread that runs it while waiting for the stream
-  // passes false, which asks for patience of some milliseconds only.
-  // Where it is captured, a launch of the graph goes into the sequence.
-  Mark enqueue_steps(std::function<void()> work, std::function<bool(bool may_block)> step,
-                     const std::shared_ptr<Sequence>& sequence);
+  // The same. Where it is captured, a launch of the graph goes into the sequence.
+  Mark enqueue(std::shared_ptr<Steps> steps, const std::shared_ptr<Sequence>& sequence);
   // Work enqueued from now on starts only when `mark` is reached. A mark of a capture takes this
   // stream into the capture; false where another one holds it.
   bool wait_for(const Mark& mark);
@@ -114,7 +121,7 @@ class EMU_API Stream : public std::enable_shared_from_this<Stream> {
   struct Item {
     std::function<void()> work;
     std::vector<Mark> after;
-    std::function<bool(bool may_block)> step = nullptr;
+    std::shared_ptr<Steps> steps = nullptr;
     WorkKind kind = WorkKind::kernel;
     races::Known known = nullptr;
   };

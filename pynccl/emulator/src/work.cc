@@ -8,6 +8,14 @@
 
 namespace emu {
 
+namespace {
+
+bool is_message(const Operation& operation) {
+  return operation.kind == Kind::send || operation.kind == Kind::receive;
+}
+
+}  // namespace
+
 bool Communicator::advance(const std::vector<Operation>& operations, Progress& progress,
                            bool may_block) {
   progress.may_block = may_block;
@@ -25,9 +33,10 @@ Outcome Communicator::begin(const std::vector<Operation>& operations, Progress& 
   }
   progress.begun = true;
   if (cannot_go_on()) return Outcome::failed;
-  progress.exchange = std::make_shared<Exchange>(operations);
   // What peers may wait for comes first: they need not issue the rest in the same group.
-  if (!progress.exchange->empty()) post_sends(*progress.exchange);
+  if (std::any_of(operations.begin(), operations.end(), is_message)) {
+    post_sends(progress.exchange.emplace(operations));
+  }
   for (const Operation& operation : operations) {
     const bool gives = operation.kind == Kind::put || operation.kind == Kind::signal;
     if (gives && !put(operation)) return Outcome::failed;
@@ -43,7 +52,7 @@ Outcome Communicator::work(const std::vector<Operation>& operations, Progress& p
     if (outcome != Outcome::ready) return outcome;
     progress.stage = 0;
   }
-  if (!progress.exchange->empty()) {
+  if (progress.exchange.has_value()) {
     const Outcome outcome = exchange(*progress.exchange, progress.may_block);
     if (outcome != Outcome::ready) return outcome;
   }
