@@ -142,6 +142,12 @@ MISTAKES = [
         EVERYONE,
     ),
     ("id_used_twice", "NCCLInvalidUsage", r"has already served a communicator", EVERYONE),
+    (
+        "group_left_open_by_a_thread",
+        "NCCLInvalidUsage",
+        rf"a thread of process \d+ ended inside a group, .* was never launched .*sum at {AT}\)",
+        OTHERS,
+    ),
 ]
 
 
@@ -173,6 +179,22 @@ def test_a_group_left_open_is_told_when_its_thread_ends():
     )
     assert "ended inside a group, and what it held was never launched (1 of its" in ran.stderr
     assert "all-reduce of 4 float32, sum" in ran.stderr
+
+
+def test_a_group_left_open_is_told_to_who_waits_inside_it_and_to_who_waits_for_it():
+    ran = mpirun(3, PROGRAM, "group_left_open", timeout=60)
+    assert re.search(
+        rf"rank 0 \(process \d+\) waits for a stream inside a group that is not ended and holds "
+        rf"all-reduce of 4 float32, sum at {AT} for it",
+        ran.stderr,
+    ), ran.stderr
+    for rank in (1, 2):
+        assert re.search(
+            rf"rank {rank} waits in operation 1 \(all-reduce of 4 float32, sum\) at {AT} for "
+            rf"rank 0 \(process \d+\), with 1 operation in a group that it has not ended "
+            rf"\(the first: all-reduce of 4 float32, sum at {AT}\)",
+            ran.stderr,
+        ), ran.stderr
 
 
 def test_a_communicator_left_at_exit_is_told():

@@ -5,6 +5,7 @@ Every rank prints, as JSON, what was raised and after how many seconds.
 
 import json
 import sys
+import threading
 import time
 
 import numpy
@@ -155,6 +156,34 @@ def mixed_group(comm):
     with pynccl.group():
         comm.allreduce(x)
         comm.split(0, comm.rank)
+
+
+def open_group(comm, x):
+    pynccl.group_start()
+    comm.allreduce(x)
+
+
+def group_left_open(comm):
+    x = ones(comm)
+    if comm.rank == 0:
+        open_group(comm, x)
+        comm.synchronize()
+        time.sleep(3)  # much longer than the others take to find out
+        pynccl.groups.discard()
+    else:
+        comm.allreduce(x)
+        comm.synchronize()
+
+
+def group_left_open_by_a_thread(comm):
+    x = ones(comm)
+    if comm.rank == 0:
+        thread = threading.Thread(target=open_group, args=(comm, x))
+        thread.start()
+        thread.join()
+    else:
+        comm.allreduce(x)
+    comm.synchronize()
 
 
 def spread_id():

@@ -82,4 +82,9 @@ void set_host_state(HostState state);
 // The thread waits, and comes back every some milliseconds only to wait again.
 void set_host_waiting_in_slices();
 
+class Stream;
+// Who is to be asked before a thread waits for a stream: NCCL's groups keep work from streams.
+EMU_API void set_before_stream_wait(void (*ask)(const Stream&));
+void before_stream_wait(const Stream& stream);
+
 }  // namespace emu

@@ -226,6 +226,20 @@ void Communicator::note_issued(const std::vector<Operation>& operations) {
   mine.issued.store(issued_ += operations.size(), std::memory_order_release);
 }
 
+void Communicator::hold(const Operation& operation) {
+  RankRecord& mine = region_->rank(rank_);
+  if (mine.held.load() == 0) {
+    mine.held_call = operation;
+    copy_site(mine.held_site, operation.site);
+    mine.held_since.store(board_clock());
+  }
+  mine.held.fetch_add(1, std::memory_order_release);
+}
+
+void Communicator::let_go(std::size_t operations) {
+  region_->rank(rank_).held.fetch_sub(operations);
+}
+
 void Communicator::wait_for_work() {
   Mark last;
   {

@@ -107,6 +107,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t launch(std::vector<Operation> operations,
                       const std::vector<std::shared_ptr<Stream>>& streams);
 
+  // Operations that a group collects, for as long as it does: what the others are told of them.
+  void hold(const Operation& operation);
+  void let_go(std::size_t operations);
+  // The thread that held them has ended: they will never be launched.
+  void lose_held(const std::string& text) { report(ncclInvalidUsage, text); }
+
   ncclResult_t finalize();
   ncclResult_t leave();  // what destroy does: waits for the work, lets the peers know
   void abort();
@@ -200,6 +206,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Whether one that lives has not come for longer than the user has patience. The communicator has
   // failed then.
   bool look_for_missing_ranks(LongWait& wait, const Missing& missing, const Doing& doing);
+  // Says once that one that is waited for has what it is waited for in a group that is still open.
+  void look_for_open_groups(LongWait& wait, const Missing& missing, const Doing& doing);
   void report(ncclResult_t code, const std::string& text);
   ncclResult_t failure();
 
@@ -273,6 +281,7 @@ Outcome Communicator::wait(SharedWord& word, const Ready& ready, const IsMissing
       return Outcome::failed;
     }
     if (look_for_lost_ranks(missing, doing)) return Outcome::failed;
+    look_for_open_groups(long_wait, missing, doing);
     if (look_for_missing_ranks(long_wait, missing, doing)) return Outcome::failed;
     next_look = std::chrono::steady_clock::now() + between_looks;
   }

@@ -22,6 +22,7 @@ class LongWait {
 
   int seconds() const;  // so far
   bool told = false;    // that it takes long
+  bool told_of_group = false;
 
  private:
   void publish(const std::vector<Awaited>& awaited, const std::string& text);

@@ -33,21 +33,39 @@ struct Group {
   std::string error_text;
   std::vector<Pending> operations;
   std::vector<Job> jobs;
+  bool told = false;  // that its thread waits for what is not launched
 };
 
 // The calling thread's.
 struct OpenGroup : Group {
   ~OpenGroup() {
-    if (depth == 0 || operations.empty()) return;
-    std::fprintf(stderr,
-                 "pynccl emulator: a thread of process %d ended inside a group, and what it held was "
-                 "never launched (%zu of its operations; the first: %s): every ncclGroupStart needs "
-                 "its ncclGroupEnd\n",
-                 own_pid(), operations.size(), first_of(operations).c_str());
+    if (depth == 0 || operations.empty() || in_forked_child()) return;
+    const std::string text = format(
+        "a thread of process %d ended inside a group, and what it held was never launched (%zu of "
+        "its operations; the first: %s): every ncclGroupStart needs its ncclGroupEnd",
+        own_pid(), operations.size(), first_of(operations).c_str());
+    std::fprintf(stderr, "pynccl emulator: %s\n", text.c_str());
+    for (const Pending& one : operations) one.communicator->lose_held(text);
   }
 };
 
 thread_local OpenGroup current;
+
+// The stream knows nothing of what the calling thread's group holds for it.
+void tell_of_waiting(const Stream& stream) {
+  if (current.depth == 0 || current.told) return;
+  for (const Pending& one : current.operations) {
+    if (one.stream.get() != &stream) continue;
+    current.told = true;
+    std::fprintf(stderr,
+                 "pynccl emulator: rank %d (process %d) waits for a stream inside a group that is not "
+                 "ended and holds %s%s for it: nothing of a group is launched before its "
+                 "ncclGroupEnd, and the wait is not for that\n",
+                 one.communicator->rank(), own_pid(), describe(one.operation).c_str(),
+                 at(one.operation.site).c_str());
+    return;
+  }
+}
 
 void run(Job& job) {
   const DeviceScope scope(job.device);
@@ -125,6 +143,7 @@ ncclResult_t take_group(Group* ended) {
   }
   *ended = std::move(current);
   static_cast<Group&>(current) = Group();
+  for (const Pending& one : ended->operations) one.communicator->let_go(1);
   if (ended->error == ncclSuccess && !ended->jobs.empty() && !ended->operations.empty()) {
     ended->error = ncclInvalidUsage;
     ended->error_text = format(
@@ -183,6 +202,9 @@ ncclResult_t submit(const std::shared_ptr<Communicator>& communicator, Operation
                     std::shared_ptr<Stream> stream, cudaStream_t handle, cudaEvent_t launched) {
   Pending pending{communicator, std::move(operation), std::move(stream), handle, launched};
   if (current.depth > 0) {
+    static const bool asked = (set_before_stream_wait(tell_of_waiting), true);
+    static_cast<void>(asked);
+    communicator->hold(pending.operation);
     current.operations.push_back(std::move(pending));
     return ncclSuccess;
   }

@@ -62,6 +62,11 @@ struct alignas(64) RankRecord {
   std::atomic<std::uint64_t> issued;
   Call last_call;
   Site last_site;
+  // Operations in groups that its threads have not ended, the first of them, and since when.
+  std::atomic<std::uint64_t> held;
+  std::atomic<std::uint64_t> held_since;
+  Call held_call;
+  Site held_site;
   Statement statements[2];
   // The unique id of a new communicator for others of this one, and in which agreement it was given.
   SharedWord letter_number;

@@ -12,13 +12,23 @@ namespace emu {
 
 namespace {
 
+// What a rank has in a group that is not ended, as a part of a sentence; empty for nothing.
+std::string held_by(const RankRecord& rank) {
+  const std::uint64_t held = rank.held.load(std::memory_order_acquire);
+  if (held == 0) return {};
+  return format(", with %llu operation%s in a group that it has not ended (the first: %s%s)",
+                static_cast<unsigned long long>(held), held == 1 ? "" : "s",
+                describe(rank.held_call).c_str(), at(rank.held_site.text).c_str());
+}
+
 // What a rank did last, as a part of a sentence.
 std::string last_of(const RankRecord& rank) {
   const std::uint64_t issued = rank.issued.load(std::memory_order_acquire);
-  if (issued == 0) return " before its first operation";
-  return format(" after %llu operation%s, the last: %s%s",
+  if (issued == 0) return " before its first operation" + held_by(rank);
+  return format(" after %llu operation%s, the last: %s%s%s",
                 static_cast<unsigned long long>(issued), issued == 1 ? "" : "s",
-                describe(rank.last_call).c_str(), at(rank.last_site.text).c_str());
+                describe(rank.last_call).c_str(), at(rank.last_site.text).c_str(),
+                held_by(rank).c_str());
 }
 
 }  // namespace
@@ -105,19 +115,41 @@ bool Communicator::look_for_missing_ranks(LongWait& wait, const Missing& missing
   return false;
 }
 
+void Communicator::look_for_open_groups(LongWait& wait, const Missing& missing,
+                                        const Doing& doing) {
+  constexpr std::uint64_t soon = 400'000'000;  // nanoseconds: longer than it takes to fill a group
+  if (wait.told_of_group) return;
+  for (int r = 0; r < nranks_; ++r) {
+    const RankRecord& record = region_->rank(r);
+    if (record.held.load() == 0 || board_clock() < record.held_since.load() + soon || !missing(r)) {
+      continue;
+    }
+    const std::string held = held_by(record);
+    if (held.empty()) continue;
+    wait.told_of_group = true;
+    std::fprintf(stderr,
+                 "pynccl emulator: communicator %s: rank %d waits in %s for rank %d (process %d)%s: "
+                 "nothing of a group is launched before its ncclGroupEnd\n",
+                 region_->name().c_str(), rank_, doing().c_str(), r, record.pid, held.c_str());
+    return;
+  }
+}
+
 bool Communicator::look_for_deadlock(LongWait& wait, const Missing& missing, const Doing& doing) {
   // Before all have joined, those that are waited for are the ones that nobody knows yet.
   if (region_->header().joined.value.load() != static_cast<std::uint32_t>(nranks_)) return false;
   std::vector<Awaited> awaited;
+  std::string held;
   for (int r = 0; r < nranks_; ++r) {
     const RankRecord& record = region_->rank(r);
     if (!missing(r)) continue;
+    if (held.empty() && record.held.load() != 0) held = format(" for rank %d", r) + held_by(record);
     awaited.push_back({r, record.pid, record.process_start, record.board_fd});
   }
   if (awaited.empty()) return false;
   const std::string told = wait.look(
-      awaited, format("rank %d (process %d) waits on communicator %s in %s", rank_, own_pid(),
-                      region_->name().c_str(), doing().c_str()));
+      awaited, format("rank %d (process %d) waits on communicator %s in %s%s", rank_, own_pid(),
+                      region_->name().c_str(), doing().c_str(), held.c_str()));
   if (told.empty()) return false;
   report(ncclInvalidUsage,
          format("the ranks wait for each other, and none can go on: %s. Put sends and receives that "
