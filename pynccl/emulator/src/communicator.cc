@@ -236,9 +236,7 @@ void Communicator::hold(const Operation& operation) {
   mine.held.fetch_add(1, std::memory_order_release);
 }
 
-void Communicator::let_go(std::size_t operations) {
-  region_->rank(rank_).held.fetch_sub(operations);
-}
+void Communicator::let_go() { region_->rank(rank_).held.fetch_sub(1); }
 
 void Communicator::wait_for_work() {
   Mark last;

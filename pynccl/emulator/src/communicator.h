@@ -107,9 +107,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t launch(std::vector<Operation> operations,
                       const std::vector<std::shared_ptr<Stream>>& streams);
 
-  // Operations that a group collects, for as long as it does: what the others are told of them.
+  // An operation that a group collects, and is told to the others for as long as it does.
   void hold(const Operation& operation);
-  void let_go(std::size_t operations);
+  void let_go();
   // The thread that held them has ended: they will never be launched.
   void lose_held(const std::string& text) { report(ncclInvalidUsage, text); }
 

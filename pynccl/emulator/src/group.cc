@@ -143,7 +143,7 @@ ncclResult_t take_group(Group* ended) {
   }
   *ended = std::move(current);
   static_cast<Group&>(current) = Group();
-  for (const Pending& one : ended->operations) one.communicator->let_go(1);
+  for (const Pending& one : ended->operations) one.communicator->let_go();
   if (ended->error == ncclSuccess && !ended->jobs.empty() && !ended->operations.empty()) {
     ended->error = ncclInvalidUsage;
     ended->error_text = format(

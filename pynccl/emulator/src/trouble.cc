@@ -121,11 +121,8 @@ void Communicator::look_for_open_groups(LongWait& wait, const Missing& missing,
   if (wait.told_of_group) return;
   for (int r = 0; r < nranks_; ++r) {
     const RankRecord& record = region_->rank(r);
-    if (record.held.load() == 0 || board_clock() < record.held_since.load() + soon || !missing(r)) {
-      continue;
-    }
-    const std::string held = held_by(record);
-    if (held.empty()) continue;
+    const std::string held = missing(r) ? held_by(record) : std::string();
+    if (held.empty() || board_clock() < record.held_since.load() + soon) continue;
     wait.told_of_group = true;
     std::fprintf(stderr,
                  "pynccl emulator: communicator %s: rank %d waits in %s for rank %d (process %d)%s: "
