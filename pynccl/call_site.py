@@ -37,7 +37,12 @@ _buffers: dict[str, ctypes.Array[ctypes.c_char]] = {}
 
 def _buffer(text: str) -> ctypes.Array[ctypes.c_char]:
     """Return a buffer that is never freed: a library may read it at any later time."""
-    return _buffers.setdefault(text, ctypes.create_string_buffer(os.fsencode(text)))
+    buffer = _buffers.get(text)
+    if buffer is None:
+        buffer = _buffers[text] = ctypes.create_string_buffer(os.fsencode(text))
+        # Also not by the interpreter's end, after which work may still be on the way.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(buffer))
+    return buffer
 
 
 NOWHERE = Site("?")
