@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 
 import pytest
@@ -9,18 +10,23 @@ import pytest
 os.environ.setdefault("PYNCCL_BACKEND", "emulator")
 
 TIMEOUT_SECONDS = 120
+SM_FOLDER = "OMPI_MCA_btl_sm_backing_directory"
 
 
 def pytest_configure(config):
-    # Ranks that are killed leave Open MPI's shared memory behind: it goes with this folder.
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    config.shared_memory = tempfile.mkdtemp(prefix="pynccl-tests-", dir=place)
-    os.environ.setdefault("OMPI_MCA_btl_sm_backing_directory", config.shared_memory)
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with PYNCCL_BACKEND=nccl")
+    # Ranks that are killed leave Open MPI's shared memory behind: it goes with this folder. Not on
+    # ranks, which have it from who launched them or run MPI already: their abort would leave it.
+    config.shared_memory = None
+    if SM_FOLDER not in os.environ and "mpi4py.MPI" not in sys.modules:
+        place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        config.shared_memory = tempfile.mkdtemp(prefix="pynccl-tests-", dir=place)
+        os.environ[SM_FOLDER] = config.shared_memory
 
 
 def pytest_unconfigure(config):
-    shutil.rmtree(config.shared_memory, ignore_errors=True)
+    if config.shared_memory is not None:
+        shutil.rmtree(config.shared_memory, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config, items):

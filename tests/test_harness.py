@@ -1,5 +1,6 @@
 """A failure on one rank ends an mpirun of tests, and is told."""
 
+import pathlib
 import shutil
 
 import pytest
@@ -51,6 +52,13 @@ def test_file_that_one_rank_cannot_import_ends_the_job(run):
     done = run(2, "world.Barrier()\n\nassert os.environ.get('OMPI_COMM_WORLD_RANK') != '1'")
     assert done.returncode != 0
     assert "[rank 1 of 2] mpi/test_it.py could not be collected" in done.stderr
+
+
+def test_ranks_that_are_aborted_leave_no_folder_behind(run):
+    before = set(pathlib.Path("/dev/shm").glob("pynccl-tests-*"))
+    done = run(2, "raise ValueError")
+    assert done.returncode != 0
+    assert set(pathlib.Path("/dev/shm").glob("pynccl-tests-*")) <= before
 
 
 def test_rank_that_dies_ends_the_job(run):
