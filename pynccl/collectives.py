@@ -299,7 +299,7 @@ class Collectives:
         return result
 
     def _gone(self) -> int:
-        raise ValueError("the communicator was destroyed or aborted")
+        raise ValueError(f"the communicator was {self._log.state}")
 
     def _exchange(
         self,
@@ -333,7 +333,8 @@ class Collectives:
         found = resolve(buffer, argument)
         if found.device != self._ordinal and found.device >= 0:
             raise ValueError(
-                f"{argument} is on GPU {found.device}, the communicator on GPU {self._ordinal}"
+                f"{argument} is on GPU {found.device}, the communicator on GPU {self._ordinal}: "
+                "pass memory of that one"
             )
         return found
 

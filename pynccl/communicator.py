@@ -244,7 +244,9 @@ class Communicator(Subcommunicators):
             return self._handle.value
         if self._pending is not None:
             raise ValueError("the communicator is made only when the group ends")
-        raise ValueError("the communicator was destroyed or aborted")
+        raise ValueError(
+            f"the communicator was {self._log.state} ({self._log.title}): make a new one"
+        )
 
     @property
     def size(self) -> int:

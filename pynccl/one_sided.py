@@ -58,6 +58,7 @@ class OneSided(Uneven):
         self._handle.value or self._gone()
         found = self._buffer(buffer, "buffer")
         nbytes = found.count * DataType(found.datatype).itemsize
+        self._log.locate(find(_getframe(1)))
         return RegisteredWindow(self._handle, buffer, found.ptr, nbytes, flags)
 
     def put_signal(

@@ -201,7 +201,7 @@ class Log:
         _, append, number = self.hot
         self._ours += 1
         self._pending = number()
-        call = (function, (), 0, find(_getframe(2)))
+        call = (function, (), 0, self.locate(find(_getframe(2))))
         place = Place("control", 0, self._apart, self._ours)
         append((self._pending, perf_counter(), 0, call, place))
 
@@ -215,6 +215,8 @@ class Log:
         """
         if function != "ncclCommShrink":
             self.control(function)
+        else:
+            self.locate(find(_getframe(1)))
         verb = function.removeprefix("ncclComm").lower()
         return f"{self.identity}/{verb}{next(self._children[function])}{part}"
 
@@ -229,6 +231,11 @@ class Log:
             self._apart += 1
         self._ours += 1
         self._ring[-1] = (*record[:4], Place("refused", 0, self._apart, self._ours))
+
+    def locate(self, site: Site) -> Site:
+        """Tell the library where its next call comes from."""
+        self.hot[0].value = site.address
+        return site
 
     def returned(self) -> None:
         """Note that the last control came back."""

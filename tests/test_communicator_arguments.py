@@ -221,7 +221,7 @@ def test_a_prepared_operation_keeps_its_buffers_however_they_were_passed(lone):
 def test_a_prepared_operation_of_a_communicator_that_is_gone_is_refused(lone):
     issue = lone.prepare("allreduce", lone.empty(3))
     lone.destroy()
-    with pytest.raises(ValueError, match="the communicator was destroyed or aborted"):
+    with pytest.raises(ValueError, match="the communicator was destroyed "):
         issue()
 
 

@@ -181,24 +181,57 @@ comm.destroy()
     assert "rehearsed fault: this call was told to fail" in done.stdout
 
 
-def test_ranks_that_wait_in_vain_for_one_that_cannot_join_can_give_up():
-    program = START.partition("comm =")[0] + """
+JOIN = START.partition("comm =")[0] + """
 config = pynccl.Config(blocking=False)
 try:
     comm = pynccl.Communicator.from_mpi(world, config=config)
 except pynccl.NCCLInternalError:
     print("cannot join")
 else:
+    start = time.monotonic()
     try:
-        comm.wait_ready(timeout=1)
-    except pynccl.NCCLTimeout:
+        comm.wait_ready(timeout=timeouts[world.rank])
+    except (pynccl.NCCLTimeout, pynccl.NCCLRemoteError) as error:
         comm.abort()
-        print("gave up")
+        soon = time.monotonic() - start < 20
+        print(f"rank {world.rank} soon {soon} {type(error).__name__} {error}".splitlines()[0])
 """
+
+
+def rank_1_cannot_join(nranks, timeouts):
+    """What each rank says, sorted, where the others wait for it so many seconds."""
     wanted = "fail rank=1 function=ncclCommInitRankConfig result=ncclInternalError"
-    done = mpirun(3, "-c", program, env={VARIABLE: wanted})
+    program = f"timeouts = {timeouts}\n{JOIN}"
+    done = mpirun(nranks, "-c", program, env={VARIABLE: wanted})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == ["cannot join", "gave up", "gave up"]
+    return sorted(done.stdout.splitlines())
+
+
+def test_a_rank_that_waits_in_vain_for_one_that_cannot_join_can_give_up():
+    first, second = rank_1_cannot_join(2, [1, None])
+    assert first == "cannot join"
+    assert second.startswith("rank 0 soon True NCCLTimeout wait_ready: timeout: still in progress")
+
+
+def test_a_rank_that_waits_for_others_to_join_is_told_that_one_gave_up():
+    told = rank_1_cannot_join(3, [1, None, 50])
+    assert told[0] == "cannot join"
+    assert told[1].startswith("rank 0 soon True NCCLTimeout")
+    assert re.search(
+        r"^rank 2 soon True NCCLRemoteError .*: rank 0 \(process \d+\) has aborted the "
+        r"communicator before its first operation, and rank 2 waits for it in the creation of the "
+        r"communicator",
+        told[2],
+    ), told
+
+
+def test_ranks_that_give_up_together_blame_each_other_or_the_time_but_not_themselves():
+    told = rank_1_cannot_join(4, [0.5, None, 0.5, 0.5])
+    assert len(told) == 4
+    for line in told[1:]:
+        assert " soon True NCCLTimeout " in line or " soon True NCCLRemoteError " in line, line
+        blamed = re.search(r": rank (\d) .* has aborted .*, and rank (\d) waits for it", line)
+        assert blamed is None or blamed[1] != blamed[2], line
 
 
 @pytest.mark.parametrize(

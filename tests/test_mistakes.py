@@ -13,6 +13,7 @@ EVERYONE, OTHERS = "everyone", "others"
 
 # Name, the exception, its text, and the ranks that raise it. AT stands for a place in the program.
 AT = r"tests/programs/mistakes\.py:\d+"
+WAITS = r"none can go on: .*rank \d \(process \d+\) waits on communicator \w+ in"
 MISTAKES = [
     (
         "other_operation",
@@ -50,20 +51,76 @@ MISTAKES = [
     (
         "other_message_size",
         "NCCLInvalidUsage",
-        rf"rank 0 sends 4 float32 to rank 1 at {AT}, which receives 5 float32 at {AT}: both sides",
+        rf"message 1 from rank 0 to rank 1: rank 0 sends 4 float32 to rank 1 at {AT}, which "
+        rf"receives 5 float32 at {AT}: both sides must name the same count and type",
         (0, 1),
+    ),
+    (
+        "other_message_type",
+        "NCCLInvalidUsage",
+        rf"message 1 from rank 0 to rank 1: rank 0 sends 4 float32 to rank 1 at {AT}, which "
+        rf"receives 2 float64 at {AT}: both sides must name the same count and type",
+        (0, 1),
+    ),
+    (
+        "other_type_of_the_same_size",
+        "NCCLInvalidUsage",
+        rf"{DIFFER}rank 0: broadcast of 2 float64, root 0 at {AT}; rank 1, 2: broadcast of 4 "
+        rf"float32, root 0 at {AT}",
+        EVERYONE,
     ),
     (
         "send_without_receive",
         "NCCLInvalidUsage",
-        rf"none can go on: .*in send of 4 float32 to rank 1 at {AT}, for rank 1[;.]",
+        rf"{WAITS} message 1 \(send of 4 float32 to rank 1\) at {AT}, for rank 1[;.]",
+        EVERYONE,
+    ),
+    (
+        "receive_without_send",
+        "NCCLInvalidUsage",
+        rf"{WAITS} message 1 \(receive of 4 float32 from rank 1\) at {AT}, for rank 1[;.].* Each "
+        r"receive needs its send",
+        EVERYONE,
+    ),
+    (
+        "second_receive_without_send",
+        "NCCLInvalidUsage",
+        rf"{WAITS} message 2 \(receive of 4 float32 from rank 1\) at {AT}, for rank 1[;.]",
+        EVERYONE,
+    ),
+    (
+        "signal_never_sent",
+        "NCCLInvalidUsage",
+        rf"{WAITS} wait for 1 signal of rank 1, of which 0 came at {AT}, for rank 1[;.].* each "
+        r"wait for signals as many signals",
+        EVERYONE,
+    ),
+    (
+        "too_few_signals",
+        "NCCLInvalidUsage",
+        rf"{WAITS} wait for 2 signals of rank 1, of which 1 came at {AT}, for rank 1[;.]",
+        EVERYONE,
+    ),
+    (
+        "split_against_a_collective",
+        "NCCLInvalidUsage",
+        rf"{WAITS} agreement 1 \(split of color 0, key 7\) at {AT}, for rank 1[;.].* the same "
+        r"collectives",
+        EVERYONE,
+    ),
+    (
+        "split_against_a_window",
+        "NCCLInvalidUsage",
+        rf"the ranks differ in agreement 1: rank 1, 2: registration of a window of 4096 bytes at "
+        rf"{AT}; rank 0: split without a color at {AT}; all ranks must issue the same",
         EVERYONE,
     ),
     (
         "unfused_exchange",
         "NCCLInvalidUsage",
         rf"the ranks wait for each other, and none can go on: rank \d \(process \d+\) waits on "
-        rf"communicator \w+ in send of 4 float32 to rank \d at {AT}, for rank \d; .*one group",
+        rf"communicator \w+ in message 1 \(send of 4 float32 to rank \d\) at {AT}, for rank \d; "
+        r".*one group",
         EVERYONE,
     ),
     (
@@ -97,13 +154,27 @@ MISTAKES = [
     (
         "host_memory",
         "NCCLInvalidArgument",
-        r"sendbuff 0x\w+ of the all-reduce .* is not GPU memory",
+        r"communicator \w+, rank \d, after 1 operation: sendbuff 0x\w+ of the all-reduce of 4 "
+        r"float32, sum is not GPU memory: copy what is there to GPU \d",
+        EVERYONE,
+    ),
+    (
+        "recvbuf_in_host_memory",
+        "TypeError",
+        r"recvbuf is a numpy.ndarray, which is in host memory; .* comm.asarray\(recvbuf\) copies",
+        EVERYONE,
+    ),
+    (
+        "recvbuf_in_host_memory_in_c",
+        "NCCLInvalidArgument",
+        r"recvbuff 0x\w+ of the all-reduce of 4 float32, sum is not GPU memory: copy what is there",
         EVERYONE,
     ),
     (
         "past_the_end",
         "NCCLInvalidArgument",
-        r"sendbuff of the all-reduce of 1000000 float32, sum needs 4000000 bytes, and its "
+        rf"after 0 operations at {AT}: sendbuff of the all-reduce of 1000000 float32, sum needs "
+        r"4000000 bytes, and its "
         r"allocation has \d+ from there",
         EVERYONE,
     ),
@@ -120,11 +191,39 @@ MISTAKES = [
         EVERYONE,
     ),
     ("after_finalize", "NCCLInvalidUsage", r"the communicator was finalized", EVERYONE),
-    ("after_destroy", "ValueError", r"the communicator was destroyed or aborted", EVERYONE),
+    (
+        "after_destroy",
+        "ValueError",
+        r"the communicator was destroyed \(rank \d of 3, communicator \w+\): make a new one",
+        EVERYONE,
+    ),
+    ("after_abort", "ValueError", r"the communicator was aborted \(rank \d of 3", EVERYONE),
+    (
+        "after_abort_in_c",
+        "NCCLInvalidArgument",
+        r"0x\w+ is not a communicator: it was communicator \w+ \(rank \d of 3\), which this "
+        r"process aborted after 1 operation, the last: all-reduce of 4 float32, sum at "
+        rf"{AT}; make a new one",
+        EVERYONE,
+    ),
+    (
+        "buffer_of_another_gpu_in_c",
+        "NCCLInvalidArgument",
+        r"recvbuff 0x\w+ of the all-reduce of 4 float32, sum lies on GPU 3, the communicator is of "
+        r"GPU \d: pass memory of that one",
+        EVERYONE,
+    ),
+    (
+        "window_of_another_gpu",
+        "NCCLInvalidArgument",
+        r"ncclCommWindowRegister: .* 0x\w+ is not memory of GPU \d, which rank \d of communicator "
+        r"\w+ is of: pass memory",
+        EVERYONE,
+    ),
     (
         "buffer_of_another_gpu",
         "ValueError",
-        r"sendbuf is on GPU 3, the communicator on GPU \d",
+        r"sendbuf is on GPU 3, the communicator on GPU \d: pass memory of that one",
         EVERYONE,
     ),
     ("mixed_group", "NCCLInvalidUsage", r"each belongs in a group of its own", EVERYONE),

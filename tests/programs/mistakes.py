@@ -9,6 +9,7 @@ import threading
 import time
 
 import numpy
+from cuda.core import Device
 from mpi4py import MPI
 
 import pynccl
@@ -16,6 +17,19 @@ from pynccl import bindings
 from pynccl.types import DataType, RedOp
 
 world = MPI.COMM_WORLD
+kept = []
+
+
+def page(comm):
+    """Memory that may be a window; kept, as the mistake is another one."""
+    kept.append(pynccl.mem_alloc(4096))
+    return int(kept[-1].handle), 1024, "float32"
+
+
+def allreduce_in_c(comm, send, receive):
+    """As ``pynccl.bindings`` do it, which check nothing by themselves."""
+    arguments = (send, receive, 4, DataType.FLOAT32, RedOp.SUM, comm, 0)
+    pynccl.errors.check(bindings.ncclAllReduce(*arguments), "ncclAllReduce", comm)
 
 
 def ones(comm, count=4, dtype="float32"):
@@ -67,6 +81,72 @@ def send_without_receive(comm):
     comm.synchronize()
 
 
+def receive_without_send(comm):
+    if comm.rank == 0:
+        comm.recv(ones(comm), 1)
+        comm.synchronize()
+    comm.allreduce(ones(comm))
+    comm.synchronize()
+
+
+def second_receive_without_send(comm):
+    if comm.rank == 1:
+        comm.send(ones(comm), 0)
+    elif comm.rank == 0:
+        for _ in range(2):
+            comm.recv(ones(comm), 1)
+        comm.synchronize()
+    comm.allreduce(ones(comm))
+    comm.synchronize()
+
+
+def other_message_type(comm):
+    if comm.rank == 0:
+        comm.send(ones(comm, 4, "float32"), 1)
+    elif comm.rank == 1:
+        comm.recv(ones(comm, 2, "float64"), 0)
+    comm.synchronize()
+
+
+def other_type_of_the_same_size(comm):
+    comm.broadcast(ones(comm, 2, "float64") if comm.rank == 0 else ones(comm, 4, "float32"))
+    comm.synchronize()
+
+
+def signal_never_sent(comm):
+    if comm.rank == 0:
+        comm.wait_signal(pynccl.WaitSignalDesc(1))
+        comm.synchronize()
+    comm.allreduce(ones(comm))
+    comm.synchronize()
+
+
+def too_few_signals(comm):
+    window = comm.register_window(page(comm))
+    if comm.rank == 1:
+        comm.put_signal(ones(comm), 0, window)
+    elif comm.rank == 0:
+        comm.wait_signal([pynccl.WaitSignalDesc(2, 0), pynccl.WaitSignalDesc(1, 2)])
+        comm.synchronize()
+    comm.allreduce(ones(comm))
+    comm.synchronize()
+
+
+def split_against_a_collective(comm):
+    if comm.rank == 0:
+        comm.split(0, 7)
+    else:
+        comm.allreduce(ones(comm))
+        comm.synchronize()
+
+
+def split_against_a_window(comm):
+    if comm.rank == 0:
+        comm.split()
+    else:
+        comm.register_window(page(comm))
+
+
 def unfused_exchange(comm):
     x, y = ones(comm), ones(comm)
     comm.send(x, (comm.rank + 1) % comm.nranks)
@@ -112,8 +192,17 @@ def skips_an_operation(comm):
 
 def host_memory(comm):
     x = numpy.ones(4, numpy.float32)
-    arguments = (x.ctypes.data, x.ctypes.data, 4, DataType.FLOAT32, RedOp.SUM, comm.ptr, 0)
-    pynccl.errors.check(bindings.ncclAllReduce(*arguments), "ncclAllReduce", comm.ptr)
+    comm.allreduce(ones(comm))
+    allreduce_in_c(comm.ptr, x.ctypes.data, x.ctypes.data)
+
+
+def recvbuf_in_host_memory(comm):
+    comm.allreduce(ones(comm), numpy.ones(4, numpy.float32))
+
+
+def recvbuf_in_host_memory_in_c(comm):
+    x, y = ones(comm), numpy.ones(4, numpy.float32)
+    allreduce_in_c(comm.ptr, x.ptr, y.ctypes.data)
 
 
 def past_the_end(comm):
@@ -143,6 +232,31 @@ def after_destroy(comm):
     x = ones(comm)
     comm.destroy()
     comm.allreduce(x)
+
+
+def after_abort(comm):
+    x = ones(comm)
+    comm.allreduce(x)
+    comm.abort()
+    comm.allreduce(x)
+
+
+def after_abort_in_c(comm):
+    x, handle = ones(comm), comm.ptr
+    comm.allreduce(x)
+    comm.abort()
+    allreduce_in_c(handle, x.ptr, x.ptr)
+
+
+def buffer_of_another_gpu_in_c(comm):
+    with pynccl.Communicator.init(1, 0, pynccl.get_unique_id(), device=comm.nranks) as other:
+        x, y = ones(comm), ones(other)
+        allreduce_in_c(comm.ptr, x.ptr, y.ptr)
+
+
+def window_of_another_gpu(comm):
+    Device(comm.nranks).set_current()
+    comm.register_window(page(comm))
 
 
 def buffer_of_another_gpu(comm):
@@ -217,7 +331,7 @@ def make(name):
     said = {"name": name, "rank": comm.rank, "kind": "", "text": ""}
     try:
         globals()[name](comm)
-    except (pynccl.NCCLError, ValueError) as error:
+    except (pynccl.NCCLError, ValueError, TypeError) as error:
         said.update(kind=type(error).__name__, text=str(error))
     said["seconds"] = time.monotonic() - start
     # One write: lines of different ranks must not mix.

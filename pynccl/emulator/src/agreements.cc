@@ -20,9 +20,19 @@ std::uint32_t shrink_number(const std::vector<int>& members, std::uint32_t times
   return shrink_letter | hash;
 }
 
+std::string describe(const Statement& said) {
+  if (said.matter == Matter::window) {
+    return format("registration of a window of %llu bytes",
+                  static_cast<unsigned long long>(said.bytes));
+  }
+  if (said.color == NCCL_SPLIT_NOCOLOR) return "split without a color";
+  return format("split of color %d, key %d", said.color, said.key);
+}
+
 }  // namespace
 
-ncclResult_t Communicator::agree(const Statement& statement) {
+ncclResult_t Communicator::agree(Statement statement, const char* site) {
+  copy_site(statement.site, site);
   const std::uint32_t number = ++agreements_;
   const std::uint32_t target = number * static_cast<std::uint32_t>(nranks_);
   SharedWord& agreed = region_->header().agreed;
@@ -33,13 +43,28 @@ ncclResult_t Communicator::agree(const Statement& statement) {
   const Outcome outcome = wait(
       agreed, [&] { return static_cast<std::int32_t>(agreed.value.load() - target) >= 0; },
       [&](int r) { return region_->rank(r).agreements.load() < number; },
-      [] { return std::string("an agreement of all ranks (split, registration of a window)"); },
+      [&] {
+        return format("agreement %u (%s)%s", number, describe(statement).c_str(), at(site).c_str());
+      },
       revoked_ ? Patience::despite_failure : Patience::endless);
-  return outcome == Outcome::ready ? ncclSuccess : failure();
+  return outcome == Outcome::ready && same_matter() ? ncclSuccess : failure();
+}
+
+bool Communicator::same_matter() {
+  const auto said = [&](int r) -> const Statement& {
+    return region_->rank(r).statements[agreements_ % 2];
+  };
+  bool same = true;
+  for (int r = 0; r < nranks_; ++r) same = same && said(r).matter == said(rank_).matter;
+  if (same) return true;
+  report(ncclInvalidUsage,
+         difference(format("agreement %u", agreements_),
+                    [&](int r) { return describe(said(r)) + at(said(r).site.text); }));
+  return false;
 }
 
 ncclResult_t Communicator::split(int color, int key, Child* child) {
-  const ncclResult_t result = agree({color, key, 0, 0});
+  const ncclResult_t result = agree({Matter::split, color, key, 0, 0, {}}, child->site);
   if (result != ncclSuccess || color == NCCL_SPLIT_NOCOLOR) return result;
   const auto said = [&](int r) -> const Statement& {
     return region_->rank(r).statements[agreements_ % 2];
@@ -77,7 +102,7 @@ ncclResult_t Communicator::hand_out(const std::vector<int>& members, std::uint32
   const bool despite_failure = revoked_ || (number & shrink_letter) != 0;
   const Outcome outcome = wait(
       word, given, [&](int r) { return r == first && !given(); },
-      [] { return std::string("the creation of a communicator from this one"); },
+      [&] { return "the creation of a communicator from this one" + at(child->site); },
       despite_failure ? Patience::despite_failure : Patience::endless);
   if (outcome != Outcome::ready) return (number & shrink_letter) != 0 ? ncclRemoteError : failure();
   child->id = leader.letter;
@@ -126,7 +151,7 @@ ncclResult_t Communicator::grow(int nranks, const ncclUniqueId* id, Child* child
   const auto given = [&] { return header.growths.value.load() == number; };
   const Outcome outcome = wait(
       header.growths, given, [&](int) { return !given(); },
-      [] { return std::string("the unique id of a growth"); });
+      [&] { return "the unique id of a growth" + at(child->site); });
   if (outcome != Outcome::ready) return failure();
   growth_id_open_ = false;
   child->id = header.growth_id;
@@ -139,10 +164,10 @@ ncclResult_t Communicator::grow(int nranks, const ncclUniqueId* id, Child* child
   return ncclSuccess;
 }
 
-ncclResult_t Communicator::register_window(void* pointer, std::size_t bytes,
+ncclResult_t Communicator::register_window(void* pointer, std::size_t bytes, const char* site,
                                            std::shared_ptr<Window>* window) {
-  const ncclResult_t result =
-      agree({0, 0, reinterpret_cast<std::uintptr_t>(pointer), bytes});
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  const ncclResult_t result = agree({Matter::window, 0, 0, address, bytes, {}}, site);
   if (result != ncclSuccess) return result;
   auto made = std::make_shared<Window>();
   made->user_pointer = pointer;

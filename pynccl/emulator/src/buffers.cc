@@ -13,24 +13,29 @@ ncclResult_t check_range(const char* argument, const void* pointer, std::size_t 
   const auto doing = [&] { return describe(operation); };
   const DeviceHeap* const heap = heap_containing(pointer);
   if (heap == nullptr) {
-    return fail(ncclInvalidArgument, "%s %p of the %s is not GPU memory", argument, pointer,
-                doing().c_str());
+    return fail(ncclInvalidArgument,
+                "%s %p of the %s is not GPU memory: copy what is there to GPU %d, and pass that",
+                argument, pointer, doing().c_str(), device);
   }
   if (heap->device() != device) {
-    return fail(ncclInvalidArgument, "%s of the %s lies on GPU %d, the communicator is of GPU %d",
-                argument, doing().c_str(), heap->device(), device);
+    return fail(ncclInvalidArgument,
+                "%s %p of the %s lies on GPU %d, the communicator is of GPU %d: pass memory of that "
+                "one",
+                argument, pointer, doing().c_str(), heap->device(), device);
   }
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   const std::optional<Allocation> found = heap->find(address);
   if (!found) {
     return fail(ncclInvalidArgument, "%s %p of the %s is GPU memory that was freed or never "
-                "allocated", argument, pointer, doing().c_str());
+                "allocated: memory must be kept until the operation is done", argument, pointer,
+                doing().c_str());
   }
   const std::size_t room = found->base + found->bytes - address;
   if (bytes > room) {
     return fail(ncclInvalidArgument,
-                "%s of the %s needs %zu bytes, and its allocation has %zu from there", argument,
-                doing().c_str(), bytes, room);
+                "%s of the %s needs %zu bytes, and its allocation has %zu from there: allocate more, "
+                "or name fewer elements",
+                argument, doing().c_str(), bytes, room);
   }
   return ncclSuccess;
 }
@@ -54,9 +59,7 @@ bool in_place(const Operation& operation, int rank) {
   }
 }
 
-}  // namespace
-
-ncclResult_t check_buffers(const Operation& operation, const Communicator& communicator) {
+ncclResult_t check(const Operation& operation, const Communicator& communicator) {
   const int rank = communicator.rank();
   const std::size_t sent = send_bytes(operation, rank, communicator.nranks());
   const std::size_t received = receive_bytes(operation, rank, communicator.nranks());
@@ -71,8 +74,19 @@ ncclResult_t check_buffers(const Operation& operation, const Communicator& commu
   if (apart || in_place(operation, rank)) return ncclSuccess;
   return fail(ncclInvalidArgument,
               "sendbuff and recvbuff of the %s overlap without being in place: %zu bytes at %p, "
-              "%zu bytes at %p",
+              "%zu bytes at %p; keep them apart, or pass the same place for both",
               describe(operation).c_str(), sent, operation.send, received, operation.receive);
+}
+
+}  // namespace
+
+ncclResult_t check_buffers(const Operation& operation, const Communicator& communicator) {
+  const ncclResult_t result = check(operation, communicator);
+  if (result == ncclSuccess) return result;
+  const auto issued = static_cast<unsigned long long>(communicator.issued());
+  return fail(result, "communicator %s, rank %d, after %llu operation%s%s: %s",
+              communicator.name().c_str(), communicator.rank(), issued, issued == 1 ? "" : "s",
+              at(operation.site).c_str(), std::string(last_error()).c_str());
 }
 
 }  // namespace emu

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "communicator.h"
 #include "error.h"
@@ -113,19 +112,12 @@ bool Communicator::same_everywhere(int meeting) {
            other.op == mine.op && other.root == mine.root;
   }
   if (same) return true;
-  std::map<std::string, std::string> ranks_doing;
-  for (int r = 0; r < nranks_; ++r) {
+  const auto doing = [&](int r) {
     const Contribution& contribution = region_->contribution(meeting, r);
-    std::string& ranks = ranks_doing[describe(contribution.call) + at(contribution.site.text)];
-    ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
-  }
-  std::string text = format("the ranks differ in operation %llu:",
-                            static_cast<unsigned long long>(collectives_));
-  for (const auto& [doing, ranks] : ranks_doing) {
-    text += format(" rank %s: %s;", ranks.c_str(), doing.c_str());
-  }
-  text += " all ranks must issue the same collectives in the same order";
-  report(ncclInvalidUsage, text);
+    return describe(contribution.call) + at(contribution.site.text);
+  };
+  const auto number = static_cast<unsigned long long>(collectives_);
+  report(ncclInvalidUsage, difference(format("operation %llu", number), doing));
   return false;
 }
 

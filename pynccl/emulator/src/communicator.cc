@@ -14,9 +14,13 @@ namespace {
 constexpr std::size_t persistent_bytes = 65536;
 constexpr std::size_t buffer_bytes_per_rank = 65536;
 
+// Communicators that have ended are remembered for the messages of who goes on using them.
+constexpr std::size_t most_remembered = 1024;
+
 struct Registry {
   std::mutex mutex;
   std::unordered_map<ncclComm_t, std::shared_ptr<Communicator>> alive;
+  std::unordered_map<ncclComm_t, std::string> ended;
 };
 
 // Never destroyed: streams may still run work of communicators while the process ends.
@@ -34,6 +38,7 @@ std::shared_ptr<Communicator> Communicator::create(int device, const Settings& s
   std::shared_ptr<Communicator> made(new Communicator(device, settings));
   const std::lock_guard<std::mutex> lock(registry().mutex);
   registry().alive[made->handle()] = made;
+  registry().ended.erase(made->handle());
   return made;
 }
 
@@ -47,18 +52,27 @@ std::shared_ptr<Communicator> Communicator::find(ncclComm_t handle) {
   const std::lock_guard<std::mutex> lock(registry().mutex);
   const auto found = registry().alive.find(handle);
   if (found != registry().alive.end()) return found->second;
-  fail(ncclInvalidArgument, "%p is not a communicator: never made, or already destroyed or aborted",
-       static_cast<void*>(handle));
+  const auto ended = registry().ended.find(handle);
+  fail(ncclInvalidArgument, "%p is not a communicator: %s", static_cast<void*>(handle),
+       ended == registry().ended.end() ? "there never was one" : ended->second.c_str());
   return nullptr;
 }
 
-void Communicator::forget() {
+void Communicator::forget(const char* ended) {
+  std::string text;
+  if (ended != nullptr && region_ != nullptr) {
+    text = format("it was communicator %s (rank %d of %d), which this process %s%s; make a new one",
+                  region_->name().c_str(), rank_, nranks_, ended,
+                  last_of(region_->rank(rank_)).c_str());
+  }
   const std::lock_guard<std::mutex> lock(registry().mutex);
   registry().alive.erase(handle());
+  if (registry().ended.size() >= most_remembered) registry().ended.clear();
+  if (!text.empty()) registry().ended[handle()] = text;
 }
 
 ncclResult_t Communicator::join(const ncclUniqueId& id, int nranks, int rank,
-                                const std::vector<Member>& members) {
+                                const std::vector<Member>& members, const char* site) {
   nranks_ = nranks;
   rank_ = rank;
   if (first_rank_ < 0) first_rank_ = rank;
@@ -75,7 +89,7 @@ ncclResult_t Communicator::join(const ncclUniqueId& id, int nranks, int rank,
   if (joined.add(1) == static_cast<std::uint32_t>(nranks_)) joined.wake_all();
   const Outcome outcome = wait(
       joined, complete, [&](int) { return !complete(); },
-      [] { return std::string("the creation of the communicator"); });
+      [&] { return "the creation of the communicator" + at(site); });
   if (outcome != Outcome::ready) return failure();
   region_->close_creator_fd();
   result = check_devices();

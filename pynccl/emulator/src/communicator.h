@@ -70,6 +70,9 @@ struct Member {
   std::uint64_t start;
 };
 
+// What a rank did last, as a part of a sentence: " after 2 operations, the last: ...".
+std::string last_of(const RankRecord& rank);
+
 // One rank of a communicator.
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
@@ -85,14 +88,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::uint64_t completed() const { return completed_.load(); }
 
   ncclComm_t handle() { return reinterpret_cast<ncclComm_t>(this); }
-  // After this find() knows the handle no more.
-  void forget();
+  // After this find() knows the handle no more, but for why: that it was "destroyed", say; null
+  // where it never was a communicator.
+  void forget(const char* ended);
 
   // Meets the other ranks; blocks until all have come. `members`, where known, are the processes
   // expected, by rank.
   ncclResult_t join(const ncclUniqueId& id, int nranks, int rank,
-                    const std::vector<Member>& members = {});
+                    const std::vector<Member>& members = {}, const char* site = nullptr);
 
+  std::string name() const { return region_->name(); }
   int rank() const { return rank_; }
   // The rank in the communicator of a unique id that this one descends from.
   int first_rank() const { return first_rank_; }
@@ -128,12 +133,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
     int nranks = 0;
     int rank = 0;
     std::vector<Member> members;
+    const char* site = nullptr;  // where the call came from
   };
   ncclResult_t split(int color, int key, Child* child);
   ncclResult_t shrink(const std::set<int>& excluded, bool abort_work, Child* child);
   ncclResult_t make_growth_id(ncclUniqueId* id);
   ncclResult_t grow(int nranks, const ncclUniqueId* id, Child* child);
-  ncclResult_t register_window(void* pointer, std::size_t bytes, std::shared_ptr<Window>* window);
+  ncclResult_t register_window(void* pointer, std::size_t bytes, const char* site,
+                               std::shared_ptr<Window>* window);
 
   ncclResult_t async_error() const { return async_error_.load(std::memory_order_acquire); }
   void set_async_error(ncclResult_t code, const std::string& text);
@@ -158,7 +165,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void wait_for_work();
   ncclResult_t quiesce();
 
-  ncclResult_t agree(const Statement& statement);
+  ncclResult_t agree(Statement statement, const char* site);
+  bool same_matter();
   ncclResult_t hand_out(const std::vector<int>& members, std::uint32_t number, Child* child);
 
   // Runs on a stream; one at a time, in the order of launch(). Whether it is done: where it may not
@@ -209,6 +217,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Says once that one that is waited for has what it is waited for in a group that is still open.
   void look_for_open_groups(LongWait& wait, const Missing& missing, const Doing& doing);
   void report(ncclResult_t code, const std::string& text);
+  // The account of ranks that came to the same place with different calls.
+  std::string difference(const std::string& place, const std::function<std::string(int)>& doing);
   ncclResult_t failure();
 
   const int device_;

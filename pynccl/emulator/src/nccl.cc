@@ -45,7 +45,7 @@ ncclResult_t read_op(const Communicator& communicator, const std::vector<CustomO
 // Checks what all operations have in common and gives the operation to its communicator.
 ncclResult_t issue(const std::shared_ptr<Communicator>& communicator, Operation operation,
                    cudaStream_t stream, cudaEvent_t launched = nullptr) {
-  operation.site = communicator->take_site();
+  if (operation.site == nullptr) operation.site = communicator->take_site();
   if (operation.root < 0 || operation.root >= communicator->nranks()) {
     return fail(ncclInvalidArgument,
                 "%s %d of the %s is out of range: the communicator has %d ranks",
@@ -164,10 +164,12 @@ ncclResult_t wait_signal(int count, const ncclWaitSignalDesc_t* wanted, ncclComm
   if (count < 1 || wanted == nullptr) {
     return fail(ncclInvalidArgument, "there must be at least one signal to wait for");
   }
+  const char* const site = communicator->take_site();
   group_start();
   for (int i = 0; i < count; ++i) {
     Operation operation{};
     operation.kind = Kind::wait_signal;
+    operation.site = site;
     operation.root = wanted[i].peer;
     operation.signal_count = wanted[i].opCnt;
     result = wanted[i].opCnt < 0

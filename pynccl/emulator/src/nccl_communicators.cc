@@ -33,7 +33,7 @@ ncclResult_t init_rank(ncclComm_t* comm, int nranks, const ncclUniqueId& id, int
   const std::shared_ptr<Communicator> made = Communicator::create(device, settings);
   *comm = made->handle();
   const auto undo = [made, comm] {
-    made->forget();
+    made->forget(nullptr);
     *comm = nullptr;
   };
   return submit(Job{device, settings.blocking, {made},
@@ -46,6 +46,7 @@ using Settle = std::function<ncclResult_t(Communicator::Child*)>;
 
 ncclResult_t make_child(const std::shared_ptr<Communicator>& parent, const ncclConfig_t* config,
                         ncclComm_t* newcomm, bool none, const Settle& settle) {
+  const char* const site = parent->take_site();
   if (newcomm == nullptr) return fail(ncclInvalidArgument, "newcomm is null");
   *newcomm = nullptr;
   Settings settings;
@@ -59,18 +60,19 @@ ncclResult_t make_child(const std::shared_ptr<Communicator>& parent, const ncclC
     *newcomm = child->handle();
     job.concerned.push_back(child);
     job.undo = [child, newcomm] {
-      child->forget();
+      child->forget(nullptr);
       *newcomm = nullptr;
     };
   }
   // A parent that failed keeps its state while ranks leave it.
   const bool healthy = parent->async_error() == ncclSuccess;
   if (!healthy) job.concerned.erase(job.concerned.begin());
-  job.work = [settle, child]() -> ncclResult_t {
+  job.work = [settle, child, site]() -> ncclResult_t {
     Communicator::Child place;
+    place.site = site;
     const ncclResult_t settled = settle(&place);
     if (settled != ncclSuccess || child == nullptr) return settled;
-    return child->join(place.id, place.nranks, place.rank, place.members);
+    return child->join(place.id, place.nranks, place.rank, place.members, site);
   };
   return submit(std::move(job));
 }
@@ -239,6 +241,7 @@ NCCL_FUNCTION ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
+  communicator->take_site();
   if (communicator->async_error() == ncclInProgress) return communicator->ready();
   if (communicator->settings().blocking) return communicator->finalize();
   return submit(Job{communicator->device(), false, {communicator},
@@ -250,7 +253,7 @@ NCCL_FUNCTION ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
-  communicator->forget();
+  communicator->forget("destroyed");
   return communicator->leave();
 }
 
@@ -260,7 +263,7 @@ NCCL_FUNCTION ncclResult_t ncclCommAbort(ncclComm_t comm) {
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   communicator->abort();
-  communicator->forget();
+  communicator->forget("aborted");
   return ncclSuccess;
 }
 

@@ -18,7 +18,10 @@ constexpr std::uintptr_t window_alignment = 4096;
 ncclResult_t check_range(const Communicator& communicator, const void* pointer, size_t bytes) {
   DeviceHeap* const heap = heap_containing(pointer);
   if (heap == nullptr || heap->device() != communicator.device()) {
-    return fail(ncclInvalidArgument, "%p is not memory of GPU %d", pointer, communicator.device());
+    return fail(ncclInvalidArgument,
+                "%p is not memory of GPU %d, which rank %d of communicator %s is of: pass memory of "
+                "that one",
+                pointer, communicator.device(), communicator.rank(), communicator.name().c_str());
   }
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   const std::optional<Allocation> found = heap->find(address);
@@ -39,6 +42,7 @@ std::shared_ptr<Window> find_window(Communicator& communicator, ncclWindow_t han
 
 ncclResult_t register_window(const std::shared_ptr<Communicator>& communicator, void* pointer,
                              size_t bytes, ncclWindow_t* win) {
+  const char* const site = communicator->take_site();
   ncclResult_t result = communicator->ready();
   if (result != ncclSuccess) return result;
   if (win == nullptr) return fail(ncclInvalidArgument, "win is null");
@@ -52,10 +56,10 @@ ncclResult_t register_window(const std::shared_ptr<Communicator>& communicator, 
   }
   *win = nullptr;
   return submit(Job{communicator->device(), communicator->settings().blocking, {communicator},
-                    [communicator, pointer, bytes, win] {
+                    [communicator, pointer, bytes, site, win] {
                       std::shared_ptr<Window> window;
                       const ncclResult_t made =
-                          communicator->register_window(pointer, bytes, &window);
+                          communicator->register_window(pointer, bytes, site, &window);
                       if (made == ncclSuccess) *win = reinterpret_cast<ncclWindow_t>(window.get());
                       return made;
                     },

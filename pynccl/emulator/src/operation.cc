@@ -42,7 +42,8 @@ bool has_root(Kind kind) {
 std::string describe(const Call& call) {
   if (call.kind == Kind::signal) return format("signal to rank %d", call.root);
   if (call.kind == Kind::wait_signal) {
-    return format("wait for %d signals of rank %d", call.signal_count, call.root);
+    return format("wait for %d signal%s of rank %d", call.signal_count,
+                  call.signal_count == 1 ? "" : "s", call.root);
   }
   std::string text =
       format("%s of %zu %s", name_of(call.kind), call.count, name_of(call.type));

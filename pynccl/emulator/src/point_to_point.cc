@@ -22,8 +22,17 @@ std::size_t bytes_of(const Operation& operation) {
   return operation.count * size_of(operation.type);
 }
 
-std::string with_site(const Operation& operation) {
-  return describe(operation) + at(operation.site);
+bool is_bytes(Type type) { return type == Type::int8 || type == Type::uint8; }
+
+// Bytes may stand for elements of any type, as long as there are as many.
+bool go_together(Type sent, Type received) {
+  return sent == received || is_bytes(sent) || is_bytes(received);
+}
+
+// `number` counts the messages from one rank to the other.
+std::string numbered(const Operation& operation, std::uint32_t number) {
+  return format("message %u (%s)%s", number, describe(operation).c_str(),
+                at(operation.site).c_str());
 }
 
 bool reached(std::uint32_t count, std::uint32_t target) {
@@ -66,13 +75,15 @@ bool Communicator::take_posts(Exchange& exchange) {
            queue.posted.load(std::memory_order_acquire) != received) {
       const Operation& operation = *flow.operations[flow.next++];
       const Post& post = queue.posts[received % post_depth];
-      if (post.bytes != bytes_of(operation)) {
+      const auto sent_as = static_cast<Type>(post.type);
+      if (post.bytes != bytes_of(operation) || !go_together(sent_as, operation.type)) {
         report(ncclInvalidUsage,
-               format("rank %d sends %llu %s to rank %d%s, which receives %zu %s%s: both sides "
-                      "must name the same size",
-                      flow.peer, static_cast<unsigned long long>(post.count),
-                      name_of(static_cast<Type>(post.type)), rank_, at(post.site.text).c_str(),
-                      operation.count, name_of(operation.type), at(operation.site).c_str()));
+               format("message %u from rank %d to rank %d: rank %d sends %llu %s to rank %d%s, which "
+                      "receives %zu %s%s: both sides must name the same count and type",
+                      received + 1, flow.peer, rank_, flow.peer,
+                      static_cast<unsigned long long>(post.count), name_of(sent_as), rank_,
+                      at(post.site.text).c_str(), operation.count, name_of(operation.type),
+                      at(operation.site).c_str()));
         return false;
       }
       if (post.bytes != 0) {
@@ -105,10 +116,16 @@ Outcome Communicator::exchange(Exchange& exchange, bool may_block) {
   };
   const auto doing = [&] {
     for (const Flow& flow : exchange.receives) {
-      if (!received(flow)) return with_site(*flow.operations[flow.next]);
+      if (received(flow)) continue;
+      const PostQueue& queue = region_->posts(flow.peer, rank_);
+      return numbered(*flow.operations[flow.next], queue.received.load() + 1);
     }
     for (const Flow& flow : exchange.sends) {
-      if (!sent(flow)) return with_site(*flow.operations.front());
+      if (sent(flow)) continue;
+      // It may be received at this very moment.
+      const std::uint32_t done =
+          std::min(region_->posts(rank_, flow.peer).received.load(), flow.expected - 1);
+      return numbered(*flow.operations[flow.next - (flow.expected - done)], done + 1);
     }
     return std::string("point-to-point operations");
   };

@@ -33,12 +33,16 @@ enum class RankState : std::uint32_t {
   aborted
 };
 
+enum class Matter : int { split, window };
+
 // What a rank says in an agreement: of a split, or of the registration of a window.
 struct Statement {
+  Matter matter;
   int color;
   int key;
   std::uint64_t address;
   std::uint64_t bytes;
+  Site site;
 };
 
 struct alignas(64) RankRecord {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 
 #include "communicator.h"
 #include "error.h"
@@ -21,7 +22,8 @@ std::string held_by(const RankRecord& rank) {
                 describe(rank.held_call).c_str(), at(rank.held_site.text).c_str());
 }
 
-// What a rank did last, as a part of a sentence.
+}  // namespace
+
 std::string last_of(const RankRecord& rank) {
   const std::uint64_t issued = rank.issued.load(std::memory_order_acquire);
   if (issued == 0) return " before its first operation" + held_by(rank);
@@ -30,8 +32,6 @@ std::string last_of(const RankRecord& rank) {
                 describe(rank.last_call).c_str(), at(rank.last_site.text).c_str(),
                 held_by(rank).c_str());
 }
-
-}  // namespace
 
 bool Communicator::cannot_go_on() {
   if (revoked_.load()) return true;
@@ -52,6 +52,20 @@ void Communicator::report(ncclResult_t code, const std::string& text) {
   if (!cannot_go_on()) set_async_error(code, full);
 }
 
+std::string Communicator::difference(const std::string& place,
+                                     const std::function<std::string(int)>& doing) {
+  std::map<std::string, std::string> ranks_doing;
+  for (int r = 0; r < nranks_; ++r) {
+    std::string& ranks = ranks_doing[doing(r)];
+    ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+  }
+  std::string text = format("the ranks differ in %s:", place.c_str());
+  for (const auto& [what, ranks] : ranks_doing) {
+    text += format(" rank %s: %s;", ranks.c_str(), what.c_str());
+  }
+  return text + " all ranks must issue the same collectives in the same order";
+}
+
 ncclResult_t Communicator::failure() {
   const ncclResult_t code = async_error();
   if (code != ncclSuccess && code != ncclInProgress) return fail(code, "%s", error_text().c_str());
@@ -60,7 +74,8 @@ ncclResult_t Communicator::failure() {
 
 bool Communicator::look_for_lost_ranks(const Missing& missing, const Doing& doing) {
   for (int r = 0; r < nranks_; ++r) {
-    if (!missing(r)) continue;
+    // This rank may be among those whose coming is not known, and has aborted it meanwhile.
+    if (r == rank_ || !missing(r)) continue;
     const std::string why = why_lost(r);
     // What it did last may have been what was waited for.
     if (why.empty() || !missing(r)) continue;
@@ -94,10 +109,13 @@ bool Communicator::look_for_missing_ranks(LongWait& wait, const Missing& missing
   const int seconds = wait.seconds();
   const bool fails = most_patient() != 0 && seconds >= most_patient();
   if (!fails && (seconds < patient || wait.told)) return false;
+  const bool all_joined =
+      region_->header().joined.value.load() == static_cast<std::uint32_t>(nranks_);
   std::string who;
   for (int r = 0; r < nranks_; ++r) {
     const RankRecord& record = region_->rank(r);
-    if (!missing(r)) continue;
+    const bool waits_too = r == rank_ || (!all_joined && record.pid != 0);
+    if (waits_too || !missing(r)) continue;
     who += format("%srank %d ", who.empty() ? "" : ", ", r);
     who += record.pid == 0 ? std::string("(which never joined)")
                            : format("(process %d, which lives;%s)", record.pid,
@@ -149,9 +167,10 @@ bool Communicator::look_for_deadlock(LongWait& wait, const Missing& missing, con
                       region_->name().c_str(), doing().c_str(), held.c_str()));
   if (told.empty()) return false;
   report(ncclInvalidUsage,
-         format("the ranks wait for each other, and none can go on: %s. Put sends and receives that "
-                "belong together into one group, and issue the operations of several communicators "
-                "in the same order on all ranks",
+         format("the ranks wait for each other, and none can go on: %s. Each receive needs its send "
+                "and each wait for signals as many signals; put sends and receives that belong "
+                "together into one group, and issue the same collectives, of several communicators "
+                "too, in the same order on all ranks",
                 told.c_str()));
   return true;
 }
