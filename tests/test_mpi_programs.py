@@ -42,6 +42,8 @@ ENDINGS = {
     "a copy is freed through MPI": "copy = MPI.COMM_WORLD.Dup(); Comm(copy).nccl; copy.Free()",
     "a request is never waited for": "comm.Isend(x, right, 9); comm.Irecv(y, left, 9)",
     "a request never has a partner": "comm.Irecv(y, left, 9)",
+    "a persistent request is never freed": "comm.Recv_init(y, left, 9)",
+    "a persistent request never has a partner": "comm.Recv_init(y, left, 9).Start()",
 }
 
 
@@ -58,6 +60,11 @@ z = comm.nccl.asarray(np.ones(1000))  # x may not be changed while it is sent
 requests = [comm.Isend(x, right), comm.Irecv(y, left), comm.Iallreduce(MPI.IN_PLACE, z)]
 requests[2].Wait()
 pynccl.mpi.Request.Waitall(requests[:2] + [MPI.COMM_WORLD.Ibarrier()])
+repeated = [comm.Recv_init(y, left), comm.Send_init(x, right), comm.Allreduce_init(x, z)]
+for turn in range(3):
+    pynccl.mpi.Prequest.Startall(repeated)
+    pynccl.mpi.Request.Waitall(repeated)
+    assert y.get()[0] == x.get()[0] and z.get()[0] == comm.size * x.get()[0]
 """
     done = run(2, before, request)
     assert done.returncode == 0, done.stderr

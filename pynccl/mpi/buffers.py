@@ -13,8 +13,18 @@ from mpi4py import MPI
 from pynccl.arrays import resolve
 from pynccl.mpi.elements import Element, element_of_array, element_of_datatype
 
-__all__ = ["Block", "Parts", "block", "is_on_gpu", "parts", "parts_by_type"]
+__all__ = [
+    "Block",
+    "Parts",
+    "block",
+    "go_to_nccl",
+    "is_in_place",
+    "is_on_gpu",
+    "parts",
+    "parts_by_type",
+]
 
+_InPlace = type(MPI.IN_PLACE)
 _ON_HOST: set[type] = {numpy.ndarray, bytes, bytearray, memoryview, MPI.buffer, type(None)}
 _CUDA, _CUDA_MANAGED = 2, 13
 
@@ -28,6 +38,26 @@ def is_on_gpu(spec: Any) -> bool:
         return True
     device = getattr(buffer, "__dlpack_device__", None)
     return device is not None and device()[0] in (_CUDA, _CUDA_MANAGED)
+
+
+def go_to_nccl(**buffers: Any) -> bool:
+    """Tell whether buffers are on a GPU; those that are None or in place follow the others.
+
+    Raises:
+        TypeError: one is and another is not
+    """
+    places = {name: is_on_gpu(spec) for name, spec in buffers.items() if not is_in_place(spec)}
+    found = set(places.values())
+    if len(found) == 2:
+        there = next(name for name, on_gpu in places.items() if on_gpu)
+        here = next(name for name, on_gpu in places.items() if not on_gpu)
+        raise TypeError(f"{there} is on a GPU and {here} is not; both must be on the same side")
+    return True in found
+
+
+def is_in_place(spec: Any) -> bool:
+    """Tell whether a buffer is ``MPI.IN_PLACE``, or None, which mpi4py takes for the same."""
+    return spec is None or isinstance(spec, _InPlace)
 
 
 class Array(NamedTuple):

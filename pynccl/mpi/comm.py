@@ -16,22 +16,12 @@ from pynccl.mpi.shared import forget, shared_of
 
 __all__ = ["REFUSED", "Cartcomm", "Comm"]
 
-_PERSISTENT = "a persistent request cannot be made of it; call the nonblocking method each time"
 _NEIGHBOURS = "use Isend and Irecv with the neighbours"
 
-REFUSED: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            *("Send_init", "Bsend_init", "Ssend_init", "Rsend_init", "Recv_init"),
-            *("Psend_init", "Precv_init", "Bcast_init", "Gather_init", "Gatherv_init"),
-            *("Scatter_init", "Scatterv_init", "Allgather_init", "Allgatherv_init"),
-            *("Alltoall_init", "Alltoallv_init", "Alltoallw_init", "Reduce_init"),
-            *("Allreduce_init", "Reduce_scatter_block_init", "Reduce_scatter_init"),
-            *("Scan_init", "Exscan_init"),
-        ),
-        _PERSISTENT,
-    ),
-}
+REFUSED: dict[str, str] = dict.fromkeys(
+    ("Psend_init", "Precv_init"),
+    "NCCL sends whole messages; use Send_init and Recv_init, with a request for each partition",
+)
 """Methods that take no array on a GPU, with the reason; on host memory they are MPI's."""
 
 REFUSED_BY_CARTCOMM: dict[str, str] = dict.fromkeys(

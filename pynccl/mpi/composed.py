@@ -9,17 +9,11 @@ import numpy
 from mpi4py import MPI
 
 from pynccl.arrays import numpy_dtype
+from pynccl.communicator import Communicator
 from pynccl.device_array import Allocation
-from pynccl.mpi.buffers import Block, parts_by_type
-from pynccl.mpi.collectives import (
-    CollectiveMethods,
-    all_bytes,
-    copied,
-    copy,
-    go_to_nccl,
-    is_in_place,
-    numbers,
-)
+from pynccl.mpi.buffers import Block, go_to_nccl, is_in_place, parts_by_type
+from pynccl.mpi.collectives import CollectiveMethods
+from pynccl.mpi.launches import Launch, copy, numbers
 from pynccl.streams import check_driver
 from pynccl.types import DataType, RedOp
 
@@ -40,69 +34,86 @@ class ComposedMethods(CollectiveMethods):
         """Reduce over the ranks up to this one (``ncclReduceScatter``)."""
         if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Scan(sendbuf, recvbuf, op)
-        return self._wait(self._scan(sendbuf, recvbuf, op, inclusive=True))
+        return self._block(self._scan(sendbuf, recvbuf, op, inclusive=True))
 
     def Iscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> MPI.Request:
         """Reduce over the ranks up to this one, nonblocking."""
         if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
             return super().Iscan(sendbuf, recvbuf, op)
-        return self._request(self._scan(sendbuf, recvbuf, op, inclusive=True))
+        return self._begin(self._scan(sendbuf, recvbuf, op, inclusive=True))
+
+    def Scan_init(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL
+    ) -> MPI.Prequest:
+        """Reduce over the ranks up to this one, persistent."""
+        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+            return super().Scan_init(sendbuf, recvbuf, op, info)
+        return self._persist(self._scan(sendbuf, recvbuf, op, inclusive=True))
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Reduce over the ranks before this one; rank 0's ``recvbuf`` stays as it is."""
         if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Exscan(sendbuf, recvbuf, op)
-        return self._wait(self._scan(sendbuf, recvbuf, op, inclusive=False))
+        return self._block(self._scan(sendbuf, recvbuf, op, inclusive=False))
 
     def Iexscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> MPI.Request:
         """Reduce over the ranks before this one, nonblocking."""
         if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
             return super().Iexscan(sendbuf, recvbuf, op)
-        return self._request(self._scan(sendbuf, recvbuf, op, inclusive=False))
+        return self._begin(self._scan(sendbuf, recvbuf, op, inclusive=False))
+
+    def Exscan_init(
+        self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, info: MPI.Info = MPI.INFO_NULL
+    ) -> MPI.Prequest:
+        """Reduce over the ranks before this one, persistent."""
+        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+            return super().Exscan_init(sendbuf, recvbuf, op, info)
+        return self._persist(self._scan(sendbuf, recvbuf, op, inclusive=False))
 
     def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
         """Exchange parts of any size, with a datatype for each rank (grouped messages)."""
         if not self._agreed(go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf)):
             return super().Alltoallw(sendbuf, recvbuf)
-        return self._wait(self._alltoallw(sendbuf, recvbuf))
+        return self._block(self._alltoallw(sendbuf, recvbuf))
 
     def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> MPI.Request:
         """Exchange parts of any size, with a datatype for each rank, nonblocking."""
         if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
             return super().Ialltoallw(sendbuf, recvbuf)
-        return self._request(self._alltoallw(sendbuf, recvbuf))
+        return self._begin(self._alltoallw(sendbuf, recvbuf))
 
-    def _scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op, inclusive: bool) -> Any:
+    def Alltoallw_init(
+        self, sendbuf: Any, recvbuf: Any, info: MPI.Info = MPI.INFO_NULL
+    ) -> MPI.Prequest:
+        """Exchange parts of any size, with a datatype for each rank, persistent."""
+        if not go_to_nccl(sendbuf=sendbuf, recvbuf=recvbuf):
+            return super().Alltoallw_init(sendbuf, recvbuf, info)
+        return self._persist(self._alltoallw(sendbuf, recvbuf))
+
+    def _scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op, inclusive: bool) -> Launch:
         send, recv, how = self._reduced(sendbuf, recvbuf, op)
-        nccl, queue = self._launch(send, recv)
-        room = Allocation(send.nbytes * self.size, nccl.device.device_id)
         first = self.rank if inclusive else self.rank + 1
-        nothing = _fill(room.ptr, send, how, min(first, self.size), queue)
-        for rank in range(first, self.size):
-            copy(room.ptr + rank * send.nbytes, send.ptr, send.nbytes, queue)
-        target, spare = recv, None
-        if first > self.rank == 0:
-            spare = Allocation(recv.nbytes, nccl.device.device_id)
-            target = recv._replace(ptr=spare.ptr)
-        every = send._replace(ptr=room.ptr)
-        nccl.reduce_scatter(numbers(every, self.size), numbers(target), how, stream=queue)
-        return send, recv, room, spare, nothing
 
-    def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Any:
-        recv = parts_by_type(recvbuf, "recvbuf", self.size)
+        def call(nccl: Communicator, queue: int) -> Any:
+            room = Allocation(send.nbytes * self.size, nccl.device.device_id)
+            nothing = _fill(room.ptr, send, how, min(first, self.size), queue)
+            for rank in range(first, self.size):
+                copy(room.ptr + rank * send.nbytes, send.ptr, send.nbytes, queue)
+            target, spare = recv, None
+            if first > self.rank == 0:
+                spare = Allocation(recv.nbytes, nccl.device.device_id)
+                target = recv._replace(ptr=spare.ptr)
+            every = send._replace(ptr=room.ptr)
+            nccl.reduce_scatter(numbers(every, self.size), numbers(target), how, stream=queue)
+            return room, spare, nothing
+
+        return self._launch(call, send, recv)
+
+    def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Launch:
         in_place = is_in_place(sendbuf)
+        recv = parts_by_type(recvbuf, "recvbuf", self.size)
         send = recv if in_place else parts_by_type(sendbuf, "sendbuf", self.size)
-        nccl, queue = self._launch(send, recv)
-        spare = None
-        if in_place:
-            spare = copied(recv.ptr, recv.nbytes, nccl, queue)
-            send = send._replace(ptr=spare.ptr)
-        nccl.alltoallv(
-            *(all_bytes(send), send.counts, all_bytes(recv), recv.counts),
-            *(send.displs, recv.displs),
-            stream=queue,
-        )
-        return send, recv, spare
+        return self._exchanged(send, recv, in_place)
 
 
 def _fill(ptr: int, data: Block, how: RedOp, blocks: int, queue: int) -> Any:

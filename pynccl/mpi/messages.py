@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import time
 from itertools import count
+from sys import _getframe
 from typing import Any
 
 import numpy
 from mpi4py import MPI
 
 from pynccl import bindings, errors
+from pynccl.call_site import find
 from pynccl.device_array import Allocation
 from pynccl.groups import group
 from pynccl.mpi.buffers import Block
 from pynccl.mpi.requests import Operation
-from pynccl.mpi.shared import Event, Shared
+from pynccl.mpi.shared import Shared
 from pynccl.types import DataType
 
 __all__ = ["Exchange", "Message", "refuse_announced", "wrong_side"]
@@ -39,6 +41,7 @@ class Message(Operation):
 
     def __init__(self, block: Block, peer: int, tag: int, sends: bool) -> None:
         super().__init__()
+        self.site = find(_getframe(2))  # the launch may be another thread's
         self.block = block
         self.peer = peer
         self.wanted_tag = tag
@@ -91,6 +94,7 @@ class Exchange:
         message = Message(block, dest, tag, sends=True)
         shared = self._shared
         with shared.lock:
+            shared.take_starts()
             shared.after(shared.message_queue, block)
             number = next(self._numbers)
             message.note[:] = number, block.nbytes
@@ -107,6 +111,7 @@ class Exchange:
         message = Message(block, source, tag, sends=False)
         shared = self._shared
         with shared.lock:
+            shared.take_starts()
             shared.after(shared.message_queue, block)
             message.announced = shared.notes.Irecv(message.note, source, tag)
             self._receives.append(message)
@@ -186,10 +191,10 @@ class Exchange:
                 for one in ready:
                     name = "ncclSend" if one.sends else "ncclRecv"
                     arguments = (one.ptr, one.nbytes, DataType.UINT8, one.peer)
-                    shared.record_message(name, arguments, queue)
+                    shared.record_message(name, arguments, queue, one.site)
                     code = getattr(bindings, name)(*arguments, comm, queue)
                     errors.check(code, name, comm)
-            event = Event(queue)
+            event = shared.event(queue)
         except errors.NCCLError as error:
             for one in ready:
                 one.error, one.finished = error, True

@@ -10,8 +10,9 @@ from mpi4py import MPI
 from pynccl.device_array import Allocation
 from pynccl.mpi.buffers import Block, block, is_on_gpu
 from pynccl.mpi.messages import Exchange, refuse_announced
+from pynccl.mpi.persistent import persistent
 from pynccl.mpi.requests import Finished, Joined, Operation, request_for
-from pynccl.mpi.shared import Event, Shared
+from pynccl.mpi.shared import Shared
 from pynccl.streams import check_driver
 
 __all__ = ["MessageMethods"]
@@ -27,7 +28,8 @@ class MessageMethods(Base):
 
     Tags, ``ANY_SOURCE``, ``ANY_TAG``, ``PROC_NULL``, a receive buffer larger than the message and
     what a status tells are as MPI has them. A send of bytes is done when it was received, as a
-    synchronous one; nonblocking methods return a ``pynccl.mpi.Request``.
+    synchronous one; nonblocking methods return a ``pynccl.mpi.Request``, and those that end in
+    ``_init`` a ``pynccl.mpi.Prequest``.
 
     Raises:
         TypeError, ValueError: as of the collectives
@@ -86,9 +88,7 @@ class MessageMethods(Base):
         """Send a copy, which is made on the GPU. The request is complete at once."""
         if dest == MPI.PROC_NULL or not is_on_gpu(buf):
             return super().Ibsend(buf, dest, tag)
-        copy = self._copy(block(buf, "buf"))
-        request_for(self._shared, self._exchange(copy).send(copy, dest, tag, False))
-        return request_for(self._shared, Finished())
+        return request_for(self._shared, self._send_copy(block(buf, "buf"), dest, tag))
 
     def Recv(
         self,
@@ -170,6 +170,55 @@ class MessageMethods(Base):
         operation = self._replace(buf, dest, sendtag, source, recvtag)
         return request_for(self._shared, operation)
 
+    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> MPI.Prequest:
+        """Send, persistent."""
+        if dest == MPI.PROC_NULL or not is_on_gpu(buf):
+            return super().Send_init(buf, dest, tag)
+        return self._persist_send(buf, dest, tag)
+
+    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
+        """Send, persistent, complete when the receive was begun."""
+        if dest == MPI.PROC_NULL or not is_on_gpu(buf):
+            return super().Ssend_init(buf, dest, tag)
+        return self._persist_send(buf, dest, tag, synchronous=True)
+
+    def Rsend_init(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
+        """Send where the receive was begun, persistent."""
+        if dest == MPI.PROC_NULL or not is_on_gpu(buf):
+            return super().Rsend_init(buf, dest, tag)
+        return self._persist_send(buf, dest, tag)
+
+    def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
+        """Send a copy, which is made on the GPU at each start, persistent."""
+        if dest == MPI.PROC_NULL or not is_on_gpu(buf):
+            return super().Bsend_init(buf, dest, tag)
+        data = block(buf, "buf")
+        self._exchange(data)
+        return persistent(self._shared, lambda: self._send_copy(data, dest, tag))
+
+    def Recv_init(
+        self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG
+    ) -> MPI.Prequest:
+        """Receive, persistent."""
+        if source == MPI.PROC_NULL or not is_on_gpu(buf):
+            return super().Recv_init(buf, source, tag)
+        data = block(buf, "buf")
+        exchange = self._exchange(data)
+        return persistent(self._shared, lambda: exchange.receive(data, source, tag))
+
+    def _persist_send(
+        self, buf: Any, dest: int, tag: int, synchronous: bool = False
+    ) -> MPI.Prequest:
+        data = block(buf, "buf")
+        exchange = self._exchange(data)
+        return persistent(self._shared, lambda: exchange.send(data, dest, tag, synchronous))
+
+    def _send_copy(self, data: Block, dest: int, tag: int) -> Operation:
+        """Make a copy, and leave it to be sent."""
+        copy = self._copy(data)
+        request_for(self._shared, self._exchange(copy).send(copy, dest, tag, False))
+        return Finished()
+
     def _replace(self, buf: Any, dest: int, sendtag: int, source: int, recvtag: int) -> Operation:
         send: Operation = Finished()
         if dest != MPI.PROC_NULL:
@@ -213,7 +262,7 @@ class MessageMethods(Base):
             driver.cuMemcpyDtoDAsync(spare.ptr, data.ptr, data.nbytes, queue),
             "cuMemcpyDtoDAsync",
         )
-        shared.wait(Event(queue).done)
+        shared.wait(shared.event(queue).done)
         return data._replace(ptr=spare.ptr, stream=queue, array=spare)
 
     def _complete(self, operation: Operation, status: MPI.Status | None = None) -> None:

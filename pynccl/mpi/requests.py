@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpi4py import MPI
 
 from pynccl.mpi.shared import Shared
 
-__all__ = ["Finished", "Joined", "Launched", "Operation", "Request", "request_for"]
+__all__ = ["Awaited", "Finished", "Joined", "Operation", "Request", "request_for"]
 
 
 class Operation:
@@ -63,19 +63,6 @@ class Joined(Operation):
         return True
 
 
-class Launched(Operation):
-    """Work queued on a stream, done at an event."""
-
-    def __init__(self, event: Any, keep: Any = None) -> None:
-        super().__init__()
-        self._event = event
-        self._keep = keep
-
-    def done(self) -> bool:
-        finished: bool = self._event.done()
-        return finished
-
-
 class Finished(Operation):
     """Nothing to do: a message from or to ``MPI.PROC_NULL``."""
 
@@ -87,41 +74,32 @@ class Finished(Operation):
         return True
 
 
-class Request(MPI.Grequest):
-    """A nonblocking operation on GPU arrays; one of MPI's generalized requests.
+if TYPE_CHECKING:
+    Base = MPI.Request
+else:
+    Base = object
 
-    ``Wait``, ``Test`` and the like work on it. Among MPI's own requests it is waited for with this
-    class's ``Waitall``, ``Waitany`` and ``Waitsome``, or, where MPI has ``THREAD_MULTIPLE``, with
-    ``MPI.Request``'s as well: there a thread keeps the operation going.
-    """
 
-    _operation: Operation
+class Awaited(Base):
+    """The waits of a request for an operation on GPU arrays."""
+
     _shared: Shared
-    _inner: Any
-    _complete: bool
 
-    def attempt(self) -> bool:
-        """Complete the request if its operation is done."""
-        try:
-            if not self._operation.done():
-                return False
-        except Exception as error:
-            return self.fail(error)
-        self._complete = True
-        self._inner.Complete()
-        return True
+    def _is_complete(self) -> bool:
+        raise NotImplementedError
 
-    def fail(self, error: Exception) -> bool:
-        """Complete the request with an error, which ``Wait`` raises."""
-        self._operation.error = error
-        self._complete = True
-        self._inner.Complete()
-        return True
+    def _outcome(self) -> Operation | None:
+        """Return the operation, once, where MPI knows nothing of its status and error."""
+        return None
+
+    def _take_error(self) -> BaseException | None:
+        """Return the error, once, of an operation whose status MPI asks for."""
+        return None
 
     def _finish(self) -> None:
         """Block until it is complete."""
-        if not self._complete:
-            self._shared.wait(lambda: self._complete)
+        if not self._is_complete():
+            self._shared.wait(self._is_complete)
 
     def Wait(self, status: Any = None) -> Literal[True]:  # noqa: N802
         """Block until the buffer may be used.
@@ -132,13 +110,17 @@ class Request(MPI.Grequest):
         """
         self._finish()
         with _raising([self]):
-            return super().Wait(status)
+            super().Wait(status)
+            _tell([self], [0], [status])
+        return True
 
     def Test(self, status: Any = None) -> bool:  # noqa: N802
         """Return whether the buffer may be used. Raises as ``Wait`` does."""
         self._shared.advance()
-        with _raising([self] if self._complete else []):
-            return super().Test(status)
+        with _raising([self] if self._is_complete() else []):
+            found = super().Test(status)
+            _tell([self], [0] if found else [], [status])
+        return found
 
     def Get_status(self, status: Any = None) -> bool:  # noqa: N802
         """Return whether the buffer may be used, and keep the request."""
@@ -160,7 +142,9 @@ class Request(MPI.Grequest):
         for request in own:
             request._finish()
         with _raising(own):
-            return MPI.Request.Waitall(requests, statuses)
+            found = MPI.Request.Waitall(requests, statuses)
+            _tell(requests, range(len(requests)), statuses)
+        return found
 
     @classmethod
     def Waitany(cls, requests: Any, status: Any = None) -> int:  # noqa: N802
@@ -184,19 +168,25 @@ class Request(MPI.Grequest):
     def Testall(cls, requests: Any, statuses: Any = None) -> bool:  # noqa: N802
         """Return whether all are complete."""
         _advance(requests)
-        return MPI.Request.Testall(requests, statuses)
+        found = MPI.Request.Testall(requests, statuses)
+        _tell(requests, range(len(requests)) if found else [], statuses)
+        return found
 
     @classmethod
     def Testany(cls, requests: Any, status: Any = None) -> tuple[int, bool]:  # noqa: N802
         """Return the index of one that is complete, if any, and whether there is."""
         _advance(requests)
-        return MPI.Request.Testany(requests, status)
+        index, found = MPI.Request.Testany(requests, status)
+        _tell(requests, [index] if found and index >= 0 else [], [status])
+        return index, found
 
     @classmethod
     def Testsome(cls, requests: Any, statuses: Any = None) -> list[int] | None:  # noqa: N802
         """Return the indices of those that are complete."""
         _advance(requests)
-        return MPI.Request.Testsome(requests, statuses)
+        found = MPI.Request.Testsome(requests, statuses)
+        _tell(requests, found or [], statuses)
+        return found
 
     @classmethod
     def waitall(cls, requests: Any, statuses: Any = None) -> list[Any]:
@@ -205,7 +195,49 @@ class Request(MPI.Grequest):
         for request in own:
             request._finish()
         with _raising(own):
-            return MPI.Request.waitall(requests, statuses)
+            found = MPI.Request.waitall(requests, statuses)
+            _tell(requests, range(len(requests)), statuses)
+        return found
+
+
+class Request(Awaited, MPI.Grequest):
+    """A nonblocking operation on GPU arrays; one of MPI's generalized requests.
+
+    ``Wait``, ``Test`` and the like work on it. Among MPI's own requests it is waited for with this
+    class's ``Waitall``, ``Waitany`` and ``Waitsome``, or, where MPI has ``THREAD_MULTIPLE``, with
+    ``MPI.Request``'s as well: there a thread keeps the operation going.
+    """
+
+    _operation: Operation
+    _inner: Any
+    _complete: bool
+
+    def attempt(self) -> bool:
+        """Complete the request if its operation is done."""
+        try:
+            if not self._operation.done():
+                return False
+        except Exception as error:
+            return self.fail(error)
+        self._complete = True
+        self._inner.Complete()
+        return True
+
+    def fail(self, error: Exception) -> bool:
+        """Complete the request with an error, which ``Wait`` raises."""
+        self._operation.error = error
+        self._complete = True
+        self._inner.Complete()
+        return True
+
+    def _is_complete(self) -> bool:
+        return self._complete
+
+    def _take_error(self) -> BaseException | None:
+        error = self._operation.error if self._complete else None
+        if error is not None:
+            self._operation.error = None
+        return error
 
 
 def request_for(shared: Shared, operation: Operation) -> Request:
@@ -222,8 +254,8 @@ def request_for(shared: Shared, operation: Operation) -> Request:
     return request
 
 
-def _own(requests: Any) -> list[Request]:
-    return [request for request in requests if isinstance(request, Request)]
+def _own(requests: Any) -> list[Awaited]:
+    return [request for request in requests if isinstance(request, Awaited)]
 
 
 def _advance(requests: Any) -> None:
@@ -232,14 +264,27 @@ def _advance(requests: Any) -> None:
 
 
 @contextmanager
-def _raising(requests: list[Request]) -> Iterator[None]:
+def _raising(requests: list[Awaited]) -> Iterator[None]:
     """Raise the first error of complete requests, after MPI has let go of all of them."""
-    failed = [one._operation.error for one in requests if one._operation.error is not None]
-    for one in requests:
-        one._operation.error = None
+    errors = [request._take_error() for request in requests]
     yield
-    if failed:
-        raise failed[0]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+def _tell(requests: Any, complete: Iterable[int], statuses: Any) -> None:
+    """Give the statuses of requests that MPI has completed without it; raise their first error."""
+    failed = None
+    for place, index in enumerate(complete):
+        request = requests[index]
+        operation = request._outcome() if isinstance(request, Awaited) else None
+        if operation is not None:
+            if statuses is not None and place < len(statuses):
+                operation.tell(statuses[place])
+            failed = failed or operation.error
+    if failed is not None:
+        raise failed
 
 
 def _query(status: MPI.Status, operation: Operation) -> None:

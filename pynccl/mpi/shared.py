@@ -9,7 +9,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from sys import _getframe
 from typing import Any
 
 import numpy
@@ -17,7 +16,7 @@ from mpi4py import MPI
 
 from pynccl import library
 from pynccl.bootstrap import local_place
-from pynccl.call_site import find
+from pynccl.call_site import Site
 from pynccl.communicator import Communicator
 from pynccl.streams import check_driver, make_wait
 from pynccl.waiting import StreamWait
@@ -37,13 +36,18 @@ LOOKS_PER_ERROR_CHECK = 256
 
 
 class Event:
-    """A point on the stream; ``done`` tells whether the work before it is done."""
+    """A point on a stream; ``done`` tells whether the work before it is done.
 
-    __slots__ = ("_event", "_finished")
+    Args:
+        check: called once it is reached; raises if the work failed without failing the stream
+    """
 
-    def __init__(self, queue: int) -> None:
+    __slots__ = ("_check", "_event", "_finished")
+
+    def __init__(self, queue: int, check: Callable[[], None]) -> None:
         from cuda.bindings import driver
 
+        self._check = check
         self._finished = False
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         self._event = check_driver(driver.cuEventCreate(flags), "cuEventCreate")
@@ -53,7 +57,7 @@ class Event:
         """Return whether it was reached.
 
         Raises:
-            NCCLCudaError: the work before it failed
+            NCCLError: the work before it failed
         """
         if not self._finished:
             from cuda.bindings import driver
@@ -64,6 +68,7 @@ class Event:
             self._finished = True
             driver.cuEventDestroy(self._event)
             check_driver(answer, "cuEventQuery")
+            self._check()
         return True
 
 
@@ -78,6 +83,8 @@ class Shared:
         compares: whether ranks compare, before a blocking collective and while they receive, that
             all have their arrays on GPUs, or none; PYNCCL_MPI_CHECK, else where it is the emulator
         queue, message_queue: handles of the streams they work on
+        exchange, starts: the messages under way, and the persistent requests; None until needed
+        launching: held while a collective is launched
     """
 
     def __init__(self, comm: Any) -> None:
@@ -92,7 +99,9 @@ class Shared:
         self.queue = 0
         self.message_queue = 0
         self.lock = threading.RLock()
+        self.launching = threading.RLock()
         self.exchange: Any = None
+        self.starts: Any = None
         self._streams: tuple[Any, ...] = ()
         self._stream_wait: Callable[[], None] = lambda: None
         self._requests: list[Any] = []
@@ -193,10 +202,10 @@ class Shared:
         Device(self.ordinal).set_current()
         return self.messages._handle.value, self.message_queue
 
-    def record_message(self, name: str, arguments: tuple[int, ...], queue: int) -> None:
+    def record_message(self, name: str, arguments: tuple[int, ...], queue: int, site: Site) -> None:
         """Enter a message into the flight record."""
         assert self.messages is not None
-        self.messages._log.message(name, arguments, queue, find(_getframe(1)))
+        self.messages._log.message(name, arguments, queue, site)
 
     def after(self, queue: int, *blocks: Any) -> None:
         """Make a stream wait for what makes, or still reads, the contents of arrays."""
@@ -208,10 +217,14 @@ class Shared:
             if producer is None or driver.cuStreamQuery(producer)[0] != 0:
                 make_wait(queue, producer or 0)
 
+    def event(self, queue: int) -> Event:
+        """Record an event on one of the streams."""
+        return Event(queue, self.check)
+
     def wait_for_collectives(self) -> None:
         """Block until the collectives queued so far are done. Raises as ``wait`` does."""
         if self._requests or (self.exchange is not None and self.exchange.busy):
-            self.wait(Event(self.queue).done)
+            self.wait(self.event(self.queue).done)
         else:
             self._stream_wait()
 
@@ -244,10 +257,17 @@ class Shared:
     def advance(self) -> None:
         """Do what can be done without waiting."""
         with self.lock:
+            self.take_starts()
             if self.exchange is not None:
                 self.exchange.advance()
             if self._requests:
                 self._requests = [request for request in self._requests if not request.attempt()]
+
+    def take_starts(self) -> None:
+        """Begin the persistent requests that were started."""
+        if self.starts is not None:
+            with self.lock:
+                self.starts.take()
 
     def check(self) -> None:
         """Raise for an error that happened after a call returned."""
@@ -259,6 +279,11 @@ class Shared:
         """Keep a request going until it is complete; by a thread where MPI lets there be one."""
         with self.lock:
             self._requests.append(request)
+        self.look()
+
+    def look(self) -> None:
+        """Wake the thread that keeps requests going, where MPI lets there be one."""
+        with self.lock:
             if self._thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
                 self._thread = threading.Thread(target=self._serve, daemon=True)
                 self._thread.start()
@@ -283,7 +308,7 @@ class Shared:
                     self.advance()
                 except Exception as error:  # it is what Wait raises
                     self._requests = [one for one in self._requests if not one.fail(error)]
-                if not self._requests:
+                if not self._requests and not (self.starts and self.starts.expected):
                     self._work.clear()
             moved = len(self._requests) < before
             pause = SHORTEST_PAUSE if moved else min(pause * 1.2, PAUSE)
@@ -322,6 +347,8 @@ class Shared:
         if not self.permanent and not MPI.Is_finalized():
             self.notes.Free()
             self.control.Free()
+            if self.starts is not None:
+                self.starts.close()
         _open.discard(self)
 
 

@@ -137,7 +137,7 @@ REFUSED = {
     "bitwise and": lambda c, a: c.Allreduce(MPI.IN_PLACE, a, MPI.BAND),
     "own function": lambda c, a: c.Allreduce(MPI.IN_PLACE, a, MPI.Op.Create(lambda x, y, t: None)),
     "contiguous run": lambda c, a: c.Bcast([a, 1, MPI.INT.Create_vector(2, 1, 2).Commit()]),
-    "persistent": lambda c, a: c.Send_init(a, 0),
+    "for each partition": lambda c, a: c.Psend_init(a, 2, 0),
     "recvbuf is not": lambda c, a: c.Allreduce(a, np.zeros(4, "i4")),
     "must not be negative": lambda c, a: c.Bcast([a, -1]),
     "too few": lambda c, a: c.Bcast([a, 5]),
@@ -441,3 +441,46 @@ def test_intercommunicator_is_refused(gpu, world):
     assert all(one is not None and one[0] == "TypeError" for one in told)
     inter.Free()
     half.Free()
+
+
+def until_tested(request):
+    while not request.Test():
+        pass
+
+
+def started(request):
+    request.Start()
+    return request
+
+
+def beside_a_receive(comm, values):
+    """A blocking collective while a message is under way."""
+    receive = comm.Irecv(comm.nccl.empty(1, "i4"), comm.rank)
+    try:
+        comm.Allreduce(MPI.IN_PLACE, values)
+    finally:
+        comm.Send(comm.nccl.empty(1, "i4"), comm.rank)
+        receive.Wait()
+
+
+UNEQUAL = {
+    "Wait": lambda c, v: c.Iallreduce(MPI.IN_PLACE, v).Wait(),
+    "Test": lambda c, v: until_tested(c.Iallreduce(MPI.IN_PLACE, v)),
+    "Waitall": lambda c, v: Request.Waitall([c.Iallreduce(MPI.IN_PLACE, v)]),
+    "persistent": lambda c, v: started(c.Allreduce_init(MPI.IN_PLACE, v)).Wait(),
+    "blocking": lambda c, v: c.Allreduce(MPI.IN_PLACE, v),
+    "blocking, beside a receive": beside_a_receive,
+}
+
+
+@pytest.mark.parametrize("way", UNEQUAL)
+def test_every_wait_tells_that_ranks_called_differently(world, way):
+    if world.size == 1:
+        pytest.skip("needs two ranks")
+    comm = Comm(world.Dup())
+    values = comm.nccl.asarray(np.ones(2 if comm.rank else 3))
+    told = outcomes(world, lambda: UNEQUAL[way](comm, values))
+    comm.nccl.abort()
+    comm.Free()
+    assert {kind for kind, _ in told} == {"NCCLInvalidUsage"}
+    assert all("ncclAllReduce" in text for _, text in told)

@@ -1,10 +1,15 @@
 """What the flight recorders of several ranks have in common."""
 
+import time
+from sys import _getframe
+
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import pynccl
 from pynccl import recorder
+from pynccl.mpi import Comm, Request
 
 
 def test_communicator_has_one_identity_on_all_ranks(world, comm):
@@ -67,3 +72,17 @@ def test_completed_is_what_the_library_has_done(world):
         world.Barrier()
     comm.abort()
     assert len(comm._log.operations()) == (4 if comm.rank and comm.nranks > 1 else 3)
+
+
+def test_a_message_is_named_by_the_line_that_began_it_not_by_the_one_that_waits(world):
+    comm = Comm(world.Dup())
+    array, got = comm.nccl.asarray(np.ones(3)), comm.nccl.empty(3, "float64")
+    began = _getframe().f_lineno + 1
+    requests = [comm.Irecv(got, MPI.ANY_SOURCE), comm.Isend(array, (comm.rank + 1) % comm.size)]
+    time.sleep(0.01)  # for the thread to launch them, where there is one
+    Request.Waitall(requests)
+    recorded = comm._shared.messages._log.operations()
+    comm.Free()
+    assert {one.function for one in recorded} == {"ncclSend", "ncclRecv"}
+    places = {one.site for one in recorded}
+    assert len(places) == 1 and places.pop().endswith(f"{__name__.split('.')[-1]}.py:{began}")
