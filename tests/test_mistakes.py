@@ -227,6 +227,25 @@ MISTAKES = [
         EVERYONE,
     ),
     ("mixed_group", "NCCLInvalidUsage", r"each belongs in a group of its own", EVERYONE),
+    (
+        "destroyed_in_a_group",
+        "NCCLInvalidUsage",
+        rf"ncclCommFinalize: .*rank \d would end communicator \w+, with 1 operation in a group "
+        rf"that it has not ended \(the first: all-reduce of 4 float32, sum at {AT}\)",
+        EVERYONE,
+    ),
+    (
+        "destroyed_in_a_group_in_c",
+        "NCCLInvalidUsage",
+        r"ncclCommDestroy: .*rank \d would end communicator \w+, with 1 operation in a group",
+        EVERYONE,
+    ),
+    (
+        "aborted_in_a_group",
+        "NCCLInvalidUsage",
+        r"ncclGroupEnd: .*communicator \w+ was aborted by this rank: make a new one",
+        EVERYONE,
+    ),
     ("one_gpu_for_two", "NCCLInvalidUsage", r"ranks \d .* and \d .* are both on GPU 0", EVERYONE),
     (
         "one_rank_twice",
@@ -296,6 +315,63 @@ def test_a_group_left_open_is_told_to_who_waits_inside_it_and_to_who_waits_for_i
             rf"\(the first: all-reduce of 4 float32, sum at {AT}\)",
             ran.stderr,
         ), ran.stderr
+
+
+def test_of_two_groups_that_is_told_which_is_still_open():
+    ran = mpirun(2, PROGRAM, "second_group_left_open", timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(
+        rf"rank 1 waits in operation 2 .* for rank 0 \(process \d+\), with 1 operation in a group "
+        rf"that it has not ended \(the first: broadcast of 4 float32, root 0 at {AT}\)",
+        ran.stderr,
+    ), ran.stderr
+
+
+WAITS_IN_A_GROUP = """
+import numpy, pynccl
+from cuda.bindings import driver
+from cuda.core import Device
+one = pynccl.Communicator.init(1, 0, pynccl.get_unique_id(), device=0)
+x = one.asarray(numpy.ones(4, numpy.float32))
+event, stream = driver.cuEventCreate(0)[1], driver.cuStreamCreate(0)[1]
+driver.cuEventRecord(event, 0)
+with pynccl.group():
+    one.allreduce(x)
+    WAIT
+one.destroy()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "what"),
+    [
+        ("driver.cuStreamSynchronize(0)", "a stream"),
+        ("driver.cuEventRecord(event, 0); driver.cuEventSynchronize(event)", "an event"),
+        ("driver.cuCtxSynchronize()", "a whole GPU"),
+    ],
+)
+def test_a_wait_inside_a_group_for_what_it_holds_is_told(wait, what):
+    ran = python(WAITS_IN_A_GROUP.replace("WAIT", wait))
+    assert re.search(
+        rf"communicator \w+: rank 0 \(process \d+\) waits for {what} inside a group that is not "
+        r"ended and holds all-reduce of 4 float32, sum at <string>:10 for it: nothing of a group",
+        ran.stderr,
+    ), ran.stderr
+    assert ran.stderr.count("pynccl emulator") == 1
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "driver.cuEventSynchronize(event)",  # of what came before
+        "driver.cuStreamSynchronize(stream)",
+        "driver.cuEventRecord(event, stream); driver.cuEventSynchronize(event)",
+        "Device(1).set_current(); driver.cuCtxSynchronize()",
+        "driver.cuEventQuery(event)",
+    ],
+)
+def test_a_wait_inside_a_group_for_something_else_is_no_mistake(wait):
+    assert "inside a group" not in python(WAITS_IN_A_GROUP.replace("WAIT", wait)).stderr
 
 
 def test_a_communicator_left_at_exit_is_told():

@@ -272,6 +272,27 @@ def mixed_group(comm):
         comm.split(0, comm.rank)
 
 
+def destroyed_in_a_group(comm):
+    x = ones(comm)
+    with pynccl.group():
+        comm.allreduce(x)
+        comm.destroy()
+
+
+def destroyed_in_a_group_in_c(comm):
+    x = ones(comm)
+    with pynccl.group():
+        comm.allreduce(x)
+        pynccl.errors.check(bindings.ncclCommDestroy(comm.ptr), "ncclCommDestroy")
+
+
+def aborted_in_a_group(comm):
+    x = ones(comm)
+    with pynccl.group():
+        comm.allreduce(x)
+        comm.abort()
+
+
 def open_group(comm, x):
     pynccl.group_start()
     comm.allreduce(x)
@@ -287,6 +308,35 @@ def group_left_open(comm):
     else:
         comm.allreduce(x)
         comm.synchronize()
+
+
+def second_group_left_open(comm):
+    """Two threads fill groups at once, and that which was begun first is ended."""
+    x, y = ones(comm), ones(comm)
+    if comm.rank != 0:
+        comm.allreduce(x)
+        comm.broadcast(y)
+        comm.synchronize()
+        return
+    pynccl.group_start()
+    comm.allreduce(x)
+    waited_for = threading.Event()
+
+    def other_group():
+        with pynccl.group():
+            comm.broadcast(y)
+            opened.set()
+            waited_for.wait()
+
+    opened = threading.Event()
+    thread = threading.Thread(target=other_group)
+    thread.start()
+    opened.wait()
+    pynccl.group_end()
+    time.sleep(3)  # much longer than the others take to find out
+    waited_for.set()
+    thread.join()
+    comm.synchronize()
 
 
 def group_left_open_by_a_thread(comm):

@@ -80,7 +80,7 @@ HostThread& this_thread() {
 thread_local int works = 0;
 std::atomic<int> executing{0};
 std::atomic<int> executing_waits{0};
-std::atomic<void (*)(const Stream&)> asked_before_wait{nullptr};
+std::atomic<void (*)(const HostWait&)> told_before_wait{nullptr};
 
 // Whether the main thread, which need not use GPUs itself, waits without limit for another thread.
 bool main_thread_waits_for_another() {
@@ -191,10 +191,10 @@ void set_host_waiting_in_slices() {
   if (works == 0) this_thread().waits_till.store(board_clock() + slice_gap);
 }
 
-void set_before_stream_wait(void (*ask)(const Stream&)) { asked_before_wait.store(ask); }
+void set_before_host_wait(void (*tell)(const HostWait&)) { told_before_wait.store(tell); }
 
-void before_stream_wait(const Stream& stream) {
-  if (const auto ask = asked_before_wait.load(std::memory_order_relaxed)) ask(stream);
+void before_host_wait(const HostWait& wait) {
+  if (const auto tell = told_before_wait.load(std::memory_order_relaxed)) tell(wait);
 }
 
 }  // namespace emu

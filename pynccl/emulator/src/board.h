@@ -83,8 +83,16 @@ void set_host_state(HostState state);
 void set_host_waiting_in_slices();
 
 class Stream;
-// Who is to be asked before a thread waits for a stream: NCCL's groups keep work from streams.
-EMU_API void set_before_stream_wait(void (*ask)(const Stream&));
-void before_stream_wait(const Stream& stream);
+// What a host thread is about to wait for.
+struct HostWait {
+  int device;
+  const Stream* stream = nullptr;  // null for all streams of the device
+  std::uint64_t event = no_event;  // the number of its record
+
+  static constexpr std::uint64_t no_event = ~std::uint64_t{0};
+};
+// Who is to be told of such waits: NCCL's groups keep work from streams.
+EMU_API void set_before_host_wait(void (*tell)(const HostWait&));
+void before_host_wait(const HostWait& wait);
 
 }  // namespace emu

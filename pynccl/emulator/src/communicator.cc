@@ -1,5 +1,6 @@
 #include "communicator.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "accesses.h"
@@ -27,6 +28,12 @@ struct Registry {
 Registry& registry() {
   static Registry* const all = new Registry;
   return *all;
+}
+
+template <class AllHeld>
+auto find_group(AllHeld& held, const void* group) {
+  return std::find_if(held.begin(), held.end(),
+                      [group](const auto& one) { return one.group == group; });
 }
 
 }  // namespace
@@ -182,6 +189,10 @@ ncclResult_t Communicator::ready() {
     return fail(ncclInvalidUsage,
                 "the communicator was revoked: only split, shrink, abort and destroy are left");
   }
+  if (aborted_) {
+    return fail(ncclInvalidUsage, "communicator %s was aborted by this rank: make a new one",
+                name().c_str());
+  }
   if (suspended_) return fail(ncclInvalidUsage, "the communicator is suspended: resume it first");
   if (finalized_) {
     return fail(ncclInvalidUsage, "the communicator was finalized: no more operations");
@@ -240,17 +251,45 @@ void Communicator::note_issued(const std::vector<Operation>& operations) {
   mine.issued.store(issued_ += operations.size(), std::memory_order_release);
 }
 
-void Communicator::hold(const Operation& operation) {
-  RankRecord& mine = region_->rank(rank_);
-  if (mine.held.load() == 0) {
-    mine.held_call = operation;
-    copy_site(mine.held_site, operation.site);
-    mine.held_since.store(board_clock());
+void Communicator::hold(const Operation& operation, const void* group) {
+  const std::lock_guard<std::mutex> lock(held_mutex_);
+  const auto found = find_group(held_, group);
+  if (found != held_.end()) {
+    ++found->operations;
+  } else {
+    held_.push_back({group, board_clock(), 1, operation, operation.site});
+    if (held_.size() == 1) tell_of_held();
   }
-  mine.held.fetch_add(1, std::memory_order_release);
+  region_->rank(rank_).held.fetch_add(1, std::memory_order_release);
 }
 
-void Communicator::let_go() { region_->rank(rank_).held.fetch_sub(1); }
+void Communicator::let_go(const void* group) {
+  const std::lock_guard<std::mutex> lock(held_mutex_);
+  const auto found = find_group(held_, group);
+  if (found == held_.end()) return;
+  region_->rank(rank_).held.fetch_sub(found->operations);
+  const bool told = found == held_.begin();
+  held_.erase(found);
+  if (told && !held_.empty()) tell_of_held();
+}
+
+// Leaves the first operation of the group that is open longest for the others to read.
+void Communicator::tell_of_held() {
+  RankRecord& mine = region_->rank(rank_);
+  mine.held_since.store(0);
+  mine.held_call = held_.front().first;
+  copy_site(mine.held_site, held_.front().site);
+  mine.held_since.store(held_.front().since, std::memory_order_release);
+}
+
+ncclResult_t Communicator::may_end() {
+  if (region_ == nullptr || async_error() != ncclSuccess) return ncclSuccess;
+  const std::string held = held_by(region_->rank(rank_));
+  if (held.empty()) return ncclSuccess;
+  return fail(ncclInvalidUsage,
+              "rank %d would end communicator %s%s: end the group, by ncclGroupEnd, before",
+              rank_, region_->name().c_str(), held.c_str());
+}
 
 void Communicator::wait_for_work() {
   Mark last;

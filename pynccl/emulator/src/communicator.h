@@ -72,6 +72,8 @@ struct Member {
 
 // What a rank did last, as a part of a sentence: " after 2 operations, the last: ...".
 std::string last_of(const RankRecord& rank);
+// What a rank has in a group that is not ended, as a part of a sentence; empty for nothing.
+std::string held_by(const RankRecord& rank);
 
 // One rank of a communicator.
 class Communicator : public std::enable_shared_from_this<Communicator> {
@@ -97,7 +99,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   ncclResult_t join(const ncclUniqueId& id, int nranks, int rank,
                     const std::vector<Member>& members = {}, const char* site = nullptr);
 
-  std::string name() const { return region_->name(); }
+  std::string name() const { return region_ == nullptr ? "not made yet" : region_->name(); }
   int rank() const { return rank_; }
   // The rank in the communicator of a unique id that this one descends from.
   int first_rank() const { return first_rank_; }
@@ -113,8 +115,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                       const std::vector<std::shared_ptr<Stream>>& streams);
 
   // An operation that a group collects, and is told to the others for as long as it does.
-  void hold(const Operation& operation);
-  void let_go();
+  void hold(const Operation& operation, const void* group);
+  // All that the group held.
+  void let_go(const void* group);
+  // Success where no group that is still open holds operations, which its end would lose.
+  ncclResult_t may_end();
   // The thread that held them has ended: they will never be launched.
   void lose_held(const std::string& text) { report(ncclInvalidUsage, text); }
 
@@ -155,6 +160,15 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  private:
   class Launch;
 
+  // What one group holds.
+  struct Held {
+    const void* group;
+    std::uint64_t since;
+    std::uint64_t operations;
+    Call first;
+    const char* site;
+  };
+
   Communicator(int device, const Settings& settings);
 
   ncclResult_t claim_rank();
@@ -164,6 +178,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void note_issued(const std::vector<Operation>& operations);
   void wait_for_work();
   ncclResult_t quiesce();
+  void tell_of_held();
 
   ncclResult_t agree(Statement statement, const char* site);
   bool same_matter();
@@ -234,6 +249,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::mutex mutex_;  // launch, and what it reads
   const std::shared_ptr<Sequence> sequence_ = std::make_shared<Sequence>();
   Mark last_captured_;
+  std::mutex held_mutex_;
+  std::vector<Held> held_;
   bool finalized_ = false;
   bool suspended_ = false;
   std::vector<CustomOp> custom_ops_;

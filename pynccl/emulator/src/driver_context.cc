@@ -1,3 +1,4 @@
+#include "board.h"
 #include "device_heap.h"
 #include "driver.h"
 
@@ -41,6 +42,7 @@ CUresult named_context_call(CUcontext handle, Body&& body) {
 CUresult synchronize(Context& context) {
   if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
   if (capture_forbids_here()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  before_host_wait({context.device});
   for (const Mark& mark : Stream::pending(context.device)) mark.wait();
   if (costly_checks()) races::host_saw_device(context.device);
   return CUDA_SUCCESS;

@@ -128,7 +128,7 @@ CU_API CUresult cuStreamSynchronize(CUstream handle) {
   return work_call(handle, [](Stream& stream) {
     if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
     if (spoil_capture_of(stream)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    before_stream_wait(stream);
+    before_host_wait({stream.device(), &stream});
     stream.tail().wait();
     return CUDA_SUCCESS;
   });
@@ -144,7 +144,7 @@ CU_API CUresult pynccl_stream_wait(int device, CUstream handle, unsigned millise
     if (in_host_function()) return CUDA_ERROR_NOT_PERMITTED;
     const std::shared_ptr<Stream> stream = find_stream_of(device, handle);
     if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    before_stream_wait(*stream);
+    before_host_wait({device, stream.get()});
     const Mark tail = stream->tail();
     if (tail.reached()) {
       tail.host_saw();
@@ -253,6 +253,7 @@ CU_API CUresult cuEventSynchronize(CUevent event) {
     const auto record = found.last();
     if (record == nullptr) return CUDA_SUCCESS;
     if (record->mark.captured != nullptr) return CUDA_ERROR_CAPTURED_EVENT;
+    before_host_wait({found.device, record->mark.stream.get(), record->number});
     record->mark.wait();
     return CUDA_SUCCESS;
   });

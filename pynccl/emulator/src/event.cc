@@ -17,6 +17,8 @@ Handles& handles() {
   return *all;
 }
 
+std::atomic<std::uint64_t> records{0};
+
 std::int64_t now() {
   const auto since_start = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since_start).count();
@@ -24,8 +26,11 @@ std::int64_t now() {
 
 }  // namespace
 
+std::uint64_t events_recorded() { return records.load(std::memory_order_relaxed); }
+
 void Event::record(Stream& stream) {
   const auto made = std::make_shared<Record>();
+  made->number = ++records;
   if (stream.capturing()) {
     made->mark = stream.tail();
   } else {

@@ -16,6 +16,7 @@ class Event {
  public:
   struct Record {
     Mark mark;
+    std::uint64_t number = 0;  // among all records of this process
     std::atomic<std::int64_t> nanoseconds{0};  // when the mark was reached
   };
 
@@ -33,6 +34,9 @@ class Event {
   mutable std::mutex mutex_;
   std::shared_ptr<const Record> last_;
 };
+
+// How many records there were in this process.
+EMU_API std::uint64_t events_recorded();
 
 CUevent_st* register_event(const std::shared_ptr<Event>& event);
 // Null for a handle that is no live event.

@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <thread>
 
+#include "board.h"
 #include "device_scope.h"
 #include "error.h"
+#include "event.h"
 #include "process.h"
 
 extern "C" int cuEventRecord(cudaEvent_t event, cudaStream_t stream);
@@ -20,6 +22,7 @@ struct Pending {
   std::shared_ptr<Stream> stream;
   cudaStream_t handle;
   cudaEvent_t launched;
+  std::uint64_t events;  // that were recorded before
 };
 
 std::string first_of(const std::vector<Pending>& operations) {
@@ -51,20 +54,29 @@ struct OpenGroup : Group {
 
 thread_local OpenGroup current;
 
-// The stream knows nothing of what the calling thread's group holds for it.
-void tell_of_waiting(const Stream& stream) {
+bool is_meant(const HostWait& wait, const Pending& one) {
+  if (wait.stream == nullptr) return one.stream->device() == wait.device;
+  // An event that was recorded before stands for what came before.
+  return one.stream.get() == wait.stream && wait.event > one.events;
+}
+
+// The driver knows nothing of what the calling thread's group holds.
+void tell_of_waiting(const HostWait& wait) {
   if (current.depth == 0 || current.told) return;
-  for (const Pending& one : current.operations) {
-    if (one.stream.get() != &stream) continue;
-    current.told = true;
-    std::fprintf(stderr,
-                 "pynccl emulator: rank %d (process %d) waits for a stream inside a group that is not "
-                 "ended and holds %s%s for it: nothing of a group is launched before its "
-                 "ncclGroupEnd, and the wait is not for that\n",
-                 one.communicator->rank(), own_pid(), describe(one.operation).c_str(),
-                 at(one.operation.site).c_str());
-    return;
-  }
+  const auto& all = current.operations;
+  const auto one = std::find_if(all.begin(), all.end(),
+                                [&](const Pending& held) { return is_meant(wait, held); });
+  if (one == all.end()) return;
+  current.told = true;
+  const char* const what = wait.stream == nullptr                 ? "a whole GPU"
+                           : wait.event == HostWait::no_event ? "a stream"
+                                                              : "an event";
+  std::fprintf(stderr,
+               "pynccl emulator: communicator %s: rank %d (process %d) waits for %s inside a group "
+               "that is not ended and holds %s%s for it: nothing of a group is launched before its "
+               "ncclGroupEnd, and the wait is not for that\n",
+               one->communicator->name().c_str(), one->communicator->rank(), own_pid(),
+               what, describe(one->operation).c_str(), at(one->operation.site).c_str());
 }
 
 void run(Job& job) {
@@ -143,7 +155,7 @@ ncclResult_t take_group(Group* ended) {
   }
   *ended = std::move(current);
   static_cast<Group&>(current) = Group();
-  for (const Pending& one : ended->operations) one.communicator->let_go();
+  for (const Pending& one : ended->operations) one.communicator->let_go(&current);
   if (ended->error == ncclSuccess && !ended->jobs.empty() && !ended->operations.empty()) {
     ended->error = ncclInvalidUsage;
     ended->error_text = format(
@@ -200,11 +212,13 @@ ncclResult_t group_simulate_end(float* microseconds) {
 
 ncclResult_t submit(const std::shared_ptr<Communicator>& communicator, Operation operation,
                     std::shared_ptr<Stream> stream, cudaStream_t handle, cudaEvent_t launched) {
-  Pending pending{communicator, std::move(operation), std::move(stream), handle, launched};
+  Pending pending{communicator, std::move(operation), std::move(stream),
+                  handle,       launched,             0};
   if (current.depth > 0) {
-    static const bool asked = (set_before_stream_wait(tell_of_waiting), true);
+    static const bool asked = (set_before_host_wait(tell_of_waiting), true);
     static_cast<void>(asked);
-    communicator->hold(pending.operation);
+    pending.events = events_recorded();
+    communicator->hold(pending.operation, &current);
     current.operations.push_back(std::move(pending));
     return ncclSuccess;
   }

@@ -243,6 +243,8 @@ NCCL_FUNCTION ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (communicator == nullptr) return ncclInvalidArgument;
   communicator->take_site();
   if (communicator->async_error() == ncclInProgress) return communicator->ready();
+  const ncclResult_t result = communicator->may_end();
+  if (result != ncclSuccess) return result;
   if (communicator->settings().blocking) return communicator->finalize();
   return submit(Job{communicator->device(), false, {communicator},
                     [communicator] { return communicator->finalize(); }, [] {}});
@@ -253,6 +255,8 @@ NCCL_FUNCTION ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (comm == nullptr) return ncclSuccess;
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
+  const ncclResult_t result = communicator->may_end();
+  if (result != ncclSuccess) return result;
   communicator->forget("destroyed");
   return communicator->leave();
 }

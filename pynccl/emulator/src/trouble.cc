@@ -11,18 +11,17 @@
 
 namespace emu {
 
-namespace {
-
-// What a rank has in a group that is not ended, as a part of a sentence; empty for nothing.
 std::string held_by(const RankRecord& rank) {
+  const std::uint64_t since = rank.held_since.load(std::memory_order_acquire);
   const std::uint64_t held = rank.held.load(std::memory_order_acquire);
-  if (held == 0) return {};
-  return format(", with %llu operation%s in a group that it has not ended (the first: %s%s)",
-                static_cast<unsigned long long>(held), held == 1 ? "" : "s",
-                describe(rank.held_call).c_str(), at(rank.held_site.text).c_str());
+  if (held == 0 || since == 0) return {};
+  std::string text =
+      format(", with %llu operation%s in a group that it has not ended (the first: %s%s)",
+             static_cast<unsigned long long>(held), held == 1 ? "" : "s",
+             describe(rank.held_call).c_str(), at(rank.held_site.text).c_str());
+  // Another group's may have taken its place meanwhile.
+  return rank.held_since.load() == since ? text : std::string();
 }
-
-}  // namespace
 
 std::string last_of(const RankRecord& rank) {
   const std::uint64_t issued = rank.issued.load(std::memory_order_acquire);
