@@ -50,6 +50,9 @@ class Pynccl:
         if operation == "sendrecv":
             after, before = (comm.rank + 1) % comm.nranks, (comm.rank - 1) % comm.nranks
             arguments = source, after, self.array, before
+        if operation == "broadcast":  # in place, as MPI has it
+            self.array = source
+            arguments = (source,)
         method = getattr(comm, operation)
 
         def call():

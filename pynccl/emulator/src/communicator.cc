@@ -80,7 +80,7 @@ void Communicator::forget(const char* ended) {
 
 ncclResult_t Communicator::join(const ncclUniqueId& id, int nranks, int rank,
                                 const std::vector<Member>& members, const char* site) {
-  nranks_ = nranks;
+  nranks_ = busy_threads_ = nranks;
   rank_ = rank;
   if (first_rank_ < 0) first_rank_ = rank;
   expected_ = members;
@@ -135,6 +135,7 @@ ncclResult_t Communicator::claim_rank() {
 ncclResult_t Communicator::check_devices() {
   std::unordered_map<int, int> rank_on;
   for (int r = 0; r < nranks_; ++r) {
+    if (r != rank_ && region_->rank(r).pid == own_pid()) busy_threads_ = nranks_ + 1;
     const int physical = region_->rank(r).physical_device;
     const auto [other, first] = rank_on.emplace(physical, r);
     if (first) continue;

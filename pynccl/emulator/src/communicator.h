@@ -239,6 +239,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const int device_;
   const Settings settings_;
   int nranks_ = 0;
+  // Threads that may be at work at once: each rank's, and the one that issues for several.
+  int busy_threads_ = 0;
   int rank_ = 0;
   int first_rank_ = -1;
   std::shared_ptr<Region> region_;
@@ -287,7 +289,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 template <class Ready, class IsMissing, class Describe>
 Outcome Communicator::wait(SharedWord& word, const Ready& ready, const IsMissing& missing,
                            const Describe& doing, Patience patience) {
-  Eagerness eagerness(nranks_);
+  Eagerness eagerness(busy_threads_);
   do {
     if (ready()) return Outcome::ready;
   } while (eagerness.keep_trying());
