@@ -43,6 +43,7 @@ class OneSided(Uneven):
         self._handle.value or self._gone()
         found = self._buffer(buffer, "buffer")
         nbytes = found.count * DataType(found.datatype).itemsize
+        self._log.locate(find(_getframe(1)))
         return RegisteredBuffer(self._handle, buffer, found.ptr, nbytes)
 
     def register_window(self, buffer: Any, flags: int = 0) -> RegisteredWindow:

@@ -185,6 +185,19 @@ MISTAKES = [
         EVERYONE,
     ),
     (
+        "freed_in_a_group",
+        "NCCLInvalidArgument",
+        rf"ncclGroupEnd: .* communicator \w+, rank \d: sendbuff 0x\w+ of the send of 4 float32 to "
+        rf"rank \d at {AT} was freed before the group that holds it ended: memory must be kept",
+        EVERYONE,
+    ),
+    (
+        "freed_in_a_group_and_allocated_anew",
+        "NCCLInvalidArgument",
+        rf"sendbuff 0x\w+ of the all-reduce of 1000 float32, sum at {AT} was freed before",
+        EVERYONE,
+    ),
+    (
         "overlap",
         "NCCLInvalidArgument",
         r"sendbuff and recvbuff .* overlap without being in place",
@@ -372,6 +385,34 @@ def test_a_wait_inside_a_group_for_what_it_holds_is_told(wait, what):
 )
 def test_a_wait_inside_a_group_for_something_else_is_no_mistake(wait):
     assert "inside a group" not in python(WAITS_IN_A_GROUP.replace("WAIT", wait)).stderr
+
+
+REGISTERED = """
+import numpy, pynccl
+comm = pynccl.Communicator.init(1, 0, pynccl.get_unique_id(), device=0)
+memory = pynccl.mem_alloc(8192)
+other = comm.asarray(numpy.ones(10))
+registered = comm.REGISTER((int(memory.handle) + 4096, 1024, "float32"))
+"""
+FREE = "pynccl.mem_free(memory)"
+
+
+@pytest.mark.parametrize(
+    ("register", "what"),
+    [("register_window", "window"), ("register_buffer", "registered buffer")],
+)
+def test_memory_that_is_freed_while_it_is_registered_is_told(register, what):
+    program = REGISTERED.replace("REGISTER", register)
+    told = python(f"{program}{FREE}\nregistered.close(); comm.destroy()").stderr
+    assert re.search(
+        rf"communicator \w+: rank 0 \(process \d+\) frees memory of a {what}, 4096 bytes at 0x\w+ "
+        r"registered at <string>:6: deregister it before",
+        told,
+    ), told
+    assert told.count("pynccl emulator") == 1
+    for before in ("registered.close()", "del other", "comm.destroy()", "comm.abort()"):
+        end = "comm.abort()" if before == "del other" else f"{FREE}; comm.abort()"
+        assert python(f"{program}{before}; {end}").stderr == "", before
 
 
 def test_a_communicator_left_at_exit_is_told():

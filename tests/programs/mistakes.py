@@ -218,6 +218,23 @@ def freed_memory(comm):
     comm.allreduce((pointer, 4, "float32"))
 
 
+def freed_in_a_group(comm):
+    with pynccl.group():
+        comm.send(ones(comm), (comm.rank + 1) % comm.nranks)  # freed as the call returns
+        x = ones(comm)
+        comm.recv(x, (comm.rank - 1) % comm.nranks)
+
+
+def freed_in_a_group_and_allocated_anew(comm):
+    with pynccl.group():
+        x = ones(comm, 1000)
+        pointer = x.ptr
+        comm.allreduce(x)
+        del x
+        x = ones(comm, 1000)
+        assert x.ptr == pointer
+
+
 def overlap(comm):
     x = ones(comm, 8)
     comm.allreduce(x[0:6], x[2:8])

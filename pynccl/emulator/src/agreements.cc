@@ -170,8 +170,7 @@ ncclResult_t Communicator::register_window(void* pointer, std::size_t bytes, con
   const ncclResult_t result = agree({Matter::window, 0, 0, address, bytes, {}}, site);
   if (result != ncclSuccess) return result;
   auto made = std::make_shared<Window>();
-  made->user_pointer = pointer;
-  made->bytes = bytes;
+  static_cast<Registered&>(*made) = {pointer, bytes, site};
   for (int r = 0; r < nranks_; ++r) {
     const Statement& said = region_->rank(r).statements[agreements_ % 2];
     made->addresses.push_back(said.address);

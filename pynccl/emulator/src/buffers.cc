@@ -8,7 +8,7 @@ namespace emu {
 namespace {
 
 ncclResult_t check_range(const char* argument, const void* pointer, std::size_t bytes,
-                         const Operation& operation, int device) {
+                         const Operation& operation, int device, std::uint64_t* allocation) {
   if (bytes == 0) return ncclSuccess;
   const auto doing = [&] { return describe(operation); };
   const DeviceHeap* const heap = heap_containing(pointer);
@@ -37,6 +37,7 @@ ncclResult_t check_range(const char* argument, const void* pointer, std::size_t 
                 "or name fewer elements",
                 argument, doing().c_str(), bytes, room);
   }
+  *allocation = found->id;
   return ncclSuccess;
 }
 
@@ -59,14 +60,16 @@ bool in_place(const Operation& operation, int rank) {
   }
 }
 
-ncclResult_t check(const Operation& operation, const Communicator& communicator) {
+ncclResult_t check(Operation& operation, const Communicator& communicator) {
   const int rank = communicator.rank();
   const std::size_t sent = send_bytes(operation, rank, communicator.nranks());
   const std::size_t received = receive_bytes(operation, rank, communicator.nranks());
   const int device = communicator.device();
-  ncclResult_t result = check_range("sendbuff", operation.send, sent, operation, device);
+  ncclResult_t result = check_range("sendbuff", operation.send, sent, operation, device,
+                                    &operation.send_allocation);
   if (result != ncclSuccess) return result;
-  result = check_range("recvbuff", operation.receive, received, operation, device);
+  result = check_range("recvbuff", operation.receive, received, operation, device,
+                       &operation.receive_allocation);
   if (result != ncclSuccess || sent == 0 || received == 0) return result;
   const auto* const send = static_cast<const char*>(operation.send);
   const auto* const receive = static_cast<const char*>(operation.receive);
@@ -78,9 +81,24 @@ ncclResult_t check(const Operation& operation, const Communicator& communicator)
               describe(operation).c_str(), sent, operation.send, received, operation.receive);
 }
 
+bool is_kept(const void* pointer, std::uint64_t allocation) {
+  return allocation == 0 || allocation_at(reinterpret_cast<std::uintptr_t>(pointer)) == allocation;
+}
+
 }  // namespace
 
-ncclResult_t check_buffers(const Operation& operation, const Communicator& communicator) {
+ncclResult_t check_kept(const Operation& operation, const Communicator& communicator) {
+  const bool send_kept = is_kept(operation.send, operation.send_allocation);
+  if (send_kept && is_kept(operation.receive, operation.receive_allocation)) return ncclSuccess;
+  return fail(ncclInvalidArgument,
+              "communicator %s, rank %d: %s %p of the %s%s was freed before the group that holds it "
+              "ended: memory must be kept until the operation is done",
+              communicator.name().c_str(), communicator.rank(),
+              send_kept ? "recvbuff" : "sendbuff", send_kept ? operation.receive : operation.send,
+              describe(operation).c_str(), at(operation.site).c_str());
+}
+
+ncclResult_t check_buffers(Operation& operation, const Communicator& communicator) {
   const ncclResult_t result = check(operation, communicator);
   if (result == ncclSuccess) return result;
   const auto issued = static_cast<unsigned long long>(communicator.issued());

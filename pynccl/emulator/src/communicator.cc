@@ -49,6 +49,13 @@ std::shared_ptr<Communicator> Communicator::create(int device, const Settings& s
   return made;
 }
 
+std::vector<std::shared_ptr<Communicator>> Communicator::all() {
+  std::vector<std::shared_ptr<Communicator>> alive;
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  for (const auto& [handle, communicator] : registry().alive) alive.push_back(communicator);
+  return alive;
+}
+
 std::shared_ptr<Communicator> Communicator::find(ncclComm_t handle) {
   if (in_forked_child()) {
     fail(ncclInvalidArgument,

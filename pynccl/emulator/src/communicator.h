@@ -56,10 +56,16 @@ struct Settings {
   int signals = 1;   // numRmaSig
 };
 
-// Memory that every rank has registered, and where each rank's part lies.
-struct Window {
+// Memory that a rank has registered.
+struct Registered {
   void* user_pointer;
   std::size_t bytes;
+  const char* site;    // of the call, or null
+  bool freed = false;  // and the user was told
+};
+
+// Memory that every rank has registered, and where each rank's part lies.
+struct Window : Registered {
   std::vector<std::uint64_t> addresses;
   std::vector<std::uint64_t> sizes;
 };
@@ -80,6 +86,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   // Registered, but without peers until join() succeeds.
   static std::shared_ptr<Communicator> create(int device, const Settings& settings);
+  static std::vector<std::shared_ptr<Communicator>> all();
   // The live communicator of the handle. Null with last_error() for any other value.
   static std::shared_ptr<Communicator> find(ncclComm_t handle);
   // Where whoever issues the next operation leaves the text of its place; see pynccl_call_site.
@@ -154,7 +161,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::mutex& mutex() { return mutex_; }
   std::vector<CustomOp>& custom_ops() { return custom_ops_; }
-  std::set<void*>& registrations() { return registrations_; }
+  std::set<std::shared_ptr<Registered>>& registrations() { return registrations_; }
   std::set<std::shared_ptr<Window>>& windows() { return windows_; }
 
  private:
@@ -256,7 +263,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool finalized_ = false;
   bool suspended_ = false;
   std::vector<CustomOp> custom_ops_;
-  std::set<void*> registrations_;
+  std::set<std::shared_ptr<Registered>> registrations_;
   std::set<std::shared_ptr<Window>> windows_;
   // What a real communicator keeps on its GPU: a part that suspend gives back, a part it does not.
   void* buffers_ = nullptr;

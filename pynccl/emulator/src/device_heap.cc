@@ -180,6 +180,12 @@ DeviceHeap& heap_of_device(int ordinal) {
   return *slot.load(std::memory_order_relaxed);
 }
 
+std::uint64_t allocation_at(std::uintptr_t address) {
+  const DeviceHeap* const heap = heap_containing(reinterpret_cast<const void*>(address));
+  const auto found = heap == nullptr ? std::nullopt : heap->find(address);
+  return found ? found->id : 0;
+}
+
 DeviceHeap* heap_containing(const void* pointer) {
   Heaps& all = heaps();
   for (int ordinal = 0; ordinal < all.count; ++ordinal) {

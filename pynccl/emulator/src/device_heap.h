@@ -73,4 +73,7 @@ EMU_API DeviceHeap& heap_of_device(int ordinal);
 // The GPU of this process whose address range contains the pointer, null for host memory.
 EMU_API DeviceHeap* heap_containing(const void* pointer);
 
+// The id of the live allocation on any GPU that contains the address, 0 for none.
+EMU_API std::uint64_t allocation_at(std::uintptr_t address);
+
 }  // namespace emu

@@ -108,6 +108,8 @@ std::string GraphExecution::launch_in_order(Stream& stream) {
   for (const auto& node : graph_->nodes) {
     for (const Mark& mark : node->after_enqueued) stream.wait_for(mark);
   }
+  std::string freed = races::freed_since(graph_->accesses);
+  if (!freed.empty()) return freed;
   std::string race = races::use(stream, graph_->accesses.data(), graph_->accesses.size());
   if (!race.empty()) return race;
   if (lanes_.empty()) {

@@ -56,7 +56,8 @@ class GraphExecution {
   GraphExecution(std::shared_ptr<const Graph> graph, std::uint64_t flags);
   ~GraphExecution();
 
-  // Returns the text of a race with other work, in which case nothing is launched.
+  // Returns the text of a race with other work, or of memory that was freed, in which case nothing is
+  // launched.
   std::string launch(Stream& stream);
   std::uint64_t flags() const { return flags_; }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "device_heap.h"
+
 namespace emu {
 
 namespace {
@@ -101,6 +103,7 @@ void Capture::note_accesses(const races::Access* accesses, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     graph_->accesses.push_back(accesses[i]);
     graph_->accesses.back().in_graph = true;
+    graph_->accesses.back().allocation = allocation_at(accesses[i].begin);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "board.h"
+#include "buffers.h"
 #include "device_scope.h"
 #include "error.h"
 #include "event.h"
@@ -122,6 +123,14 @@ void record_launch(const Pending& pending) {
   cuEventRecord(pending.launched, pending.handle);
 }
 
+ncclResult_t check_all_kept(const std::vector<Pending>& pending) {
+  for (const Pending& one : pending) {
+    const ncclResult_t result = check_kept(one.operation, *one.communicator);
+    if (result != ncclSuccess) return result;
+  }
+  return ncclSuccess;
+}
+
 ncclResult_t launch(std::vector<Pending> pending) {
   while (!pending.empty()) {
     const std::shared_ptr<Communicator> communicator = pending.front().communicator;
@@ -188,6 +197,8 @@ ncclResult_t group_end() {
   if (result != ncclSuccess || ended.depth > 0) return result;
   if (!ended.jobs.empty()) result = run_jobs(std::move(ended.jobs));
   if (result != ncclSuccess && result != ncclInProgress) return result;
+  const ncclResult_t kept = costly_checks() ? check_all_kept(ended.operations) : ncclSuccess;
+  if (kept != ncclSuccess) return kept;
   const ncclResult_t launched = launch(std::move(ended.operations));
   return launched != ncclSuccess ? launched : result;
 }

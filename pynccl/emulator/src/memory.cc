@@ -22,6 +22,8 @@ Pinned& pinned() {
   return *all;
 }
 
+std::atomic<void (*)(std::uintptr_t, std::size_t)> told_before_free{nullptr};
+
 // Freed memory that queued work may still use.
 struct Leaving {
   std::uintptr_t base;
@@ -157,6 +159,10 @@ void* allocate_device_memory(int device, std::size_t bytes, bool managed, void* 
   return heap.allocate(bytes, managed, pool);
 }
 
+void set_before_free(void (*tell)(std::uintptr_t base, std::size_t bytes)) {
+  told_before_free.store(tell);
+}
+
 bool free_device_memory(void* base) {
   const DeviceHeap* const heap = heap_containing(base);
   return heap != nullptr && free_device_memory_after(base, Stream::pending(heap->device()));
@@ -167,6 +173,7 @@ bool free_device_memory_after(void* base, std::vector<Mark> work) {
   if (heap == nullptr) return false;
   const std::optional<Allocation> allocation = heap->retire(base);
   if (!allocation) return false;
+  if (const auto tell = told_before_free.load()) tell(allocation->base, allocation->bytes);
   if (costly_checks()) races::forget_memory(allocation->base);
   const auto pool = find_pool(static_cast<CUmemoryPool>(allocation->pool));
   if (pool != nullptr) pool->subtract(allocation->bytes);

@@ -39,6 +39,9 @@ CUresult check_device_range(const void* pointer, std::size_t bytes);
 // Allocates, if need be after waiting for freed memory that queued work still used.
 void* allocate_device_memory(int device, std::size_t bytes, bool managed, void* pool);
 
+// Who is to be told of device memory that is about to be freed: NCCL keeps what is registered.
+EMU_API void set_before_free(void (*tell)(std::uintptr_t base, std::size_t bytes));
+
 // Ends an allocation: the pointer is invalid at once, and its memory is allocated again only when
 // the work queued on the device so far has run. False for what is no allocation.
 EMU_API bool free_device_memory(void* base);

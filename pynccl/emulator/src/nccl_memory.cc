@@ -1,5 +1,8 @@
 // NCCL's functions for memory: allocation, registered buffers and windows.
 
+#include <algorithm>
+#include <cstdio>
+
 #include "communicator.h"
 #include "device_heap.h"
 #include "error.h"
@@ -7,6 +10,7 @@
 #include "faults.h"
 #include "group.h"
 #include "memory.h"
+#include "process.h"
 
 using namespace emu;
 
@@ -40,6 +44,37 @@ std::shared_ptr<Window> find_window(Communicator& communicator, ncclWindow_t han
   return nullptr;
 }
 
+void tell_where_in(const Communicator& communicator, Registered& memory, const char* what,
+                   std::uintptr_t base, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.user_pointer);
+  if (memory.freed || begin >= base + bytes || begin + memory.bytes <= base) return;
+  memory.freed = true;
+  std::fprintf(stderr,
+               "pynccl emulator: communicator %s: rank %d (process %d) frees memory of a %s, %zu bytes "
+               "at %p registered%s: deregister it before, as what is registered stays in use\n",
+               communicator.name().c_str(), communicator.rank(), own_pid(), what, memory.bytes,
+               memory.user_pointer, at(memory.site).c_str());
+}
+
+// A communicator that failed, or was finalized or aborted, uses its memory no more.
+void tell_of_freeing(std::uintptr_t base, std::size_t bytes) {
+  for (const std::shared_ptr<Communicator>& communicator : Communicator::all()) {
+    if (communicator->ready() != ncclSuccess) continue;
+    const std::lock_guard<std::mutex> lock(communicator->mutex());
+    for (const auto& window : communicator->windows()) {
+      tell_where_in(*communicator, *window, "window", base, bytes);
+    }
+    for (const auto& buffer : communicator->registrations()) {
+      tell_where_in(*communicator, *buffer, "registered buffer", base, bytes);
+    }
+  }
+}
+
+void watch_freeing() {
+  static const bool watched = (set_before_free(tell_of_freeing), true);
+  static_cast<void>(watched);
+}
+
 ncclResult_t register_window(const std::shared_ptr<Communicator>& communicator, void* pointer,
                              size_t bytes, ncclWindow_t* win) {
   const char* const site = communicator->take_site();
@@ -55,6 +90,7 @@ ncclResult_t register_window(const std::shared_ptr<Communicator>& communicator, 
                 static_cast<size_t>(window_alignment), pointer);
   }
   *win = nullptr;
+  watch_freeing();
   return submit(Job{communicator->device(), communicator->settings().blocking, {communicator},
                     [communicator, pointer, bytes, site, win] {
                       std::shared_ptr<Window> window;
@@ -91,14 +127,17 @@ NCCL_FUNCTION ncclResult_t ncclCommRegister(ncclComm_t comm, void* buffer, size_
   MAY_FAIL(first_rank(comm));
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
+  const char* const site = communicator->take_site();
   ncclResult_t result = communicator->ready();
   if (result != ncclSuccess) return result;
   if (handle == nullptr) return fail(ncclInvalidArgument, "handle is null");
   result = check_range(*communicator, buffer, bytes);
   if (result != ncclSuccess) return result;
+  watch_freeing();
+  const auto made = std::make_shared<Registered>(Registered{buffer, bytes, site});
   const std::lock_guard<std::mutex> lock(communicator->mutex());
-  *handle = new char;
-  communicator->registrations().insert(*handle);
+  communicator->registrations().insert(made);
+  *handle = made.get();
   return ncclSuccess;
 }
 
@@ -107,10 +146,13 @@ NCCL_FUNCTION ncclResult_t ncclCommDeregister(ncclComm_t comm, void* handle) {
   const std::shared_ptr<Communicator> communicator = Communicator::find(comm);
   if (communicator == nullptr) return ncclInvalidArgument;
   const std::lock_guard<std::mutex> lock(communicator->mutex());
-  if (communicator->registrations().erase(handle) == 0) {
+  auto& all = communicator->registrations();
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.get() == handle; });
+  if (found == all.end()) {
     return fail(ncclInvalidArgument, "%p is no registration of this communicator", handle);
   }
-  delete static_cast<char*>(handle);
+  all.erase(found);
   return ncclSuccess;
 }
 

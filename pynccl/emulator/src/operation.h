@@ -56,6 +56,9 @@ struct Operation : Call {
   std::size_t offset;
   int signal_place;
   const char* site;  // text that outlives the process's communicators, or null
+  // The allocations of both buffers when the call was made; 0 for none.
+  std::uint64_t send_allocation;
+  std::uint64_t receive_allocation;
 };
 
 const char* name_of(Kind kind);

@@ -249,6 +249,14 @@ std::string use(Stream& stream, const Access* accesses, std::size_t count) {
   return {};
 }
 
+std::string freed_since(const std::vector<Access>& captured) {
+  for (const Access& access : captured) {
+    if (access.allocation == 0 || allocation_at(access.begin) == access.allocation) continue;
+    return freed_text(access);
+  }
+  return {};
+}
+
 std::string use_by_host(const Access& access, Extent extent) {
   if (!costly_checks() || access.width == 0) return {};
   const std::lock_guard<std::mutex> lock(state().mutex);

@@ -77,6 +77,7 @@ struct Access {
   bool writes;
   What what;
   bool in_graph = false;
+  std::uint64_t allocation = 0;  // of a graph's: at its capture; 0 for none
 };
 
 inline Access reads(const void* begin, std::size_t bytes, const What& what) {
@@ -91,6 +92,9 @@ inline Access writes(void* begin, std::size_t bytes, const What& what) {
 // text of a race, in which case nothing is noted. Host memory is passed over. Where the stream
 // captures, the accesses go into the graph.
 EMU_API std::string use(Stream& stream, const Access* accesses, std::size_t count);
+
+// Tells of memory that a graph touches and that was freed since it was captured; empty for none.
+std::string freed_since(const std::vector<Access>& captured);
 
 // How much of the memory is touched: all, or perhaps a part, so that only what touches all of it
 // races for certain.

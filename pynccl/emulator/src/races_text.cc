@@ -93,4 +93,10 @@ std::string host_race_text(const Past& before, const Access& now) {
          "), and nothing has waited for that: synchronize " + stream_of(before) + " first";
 }
 
+std::string freed_text(const Access& captured) {
+  return operation(captured) + does(captured) + memory(captured) +
+         ", which was freed since the graph was captured: memory must be kept as long as the graph "
+         "is launched";
+}
+
 }  // namespace emu::races

@@ -21,5 +21,6 @@ bool contains(const Access& whole, const Access& part);
 
 std::string race_text(const Past& before, const Past& now);
 std::string host_race_text(const Past& before, const Access& now);
+std::string freed_text(const Access& captured);
 
 }  // namespace emu::races
