@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -89,12 +90,8 @@ class Awaited(Base):
         raise NotImplementedError
 
     def _outcome(self) -> Operation | None:
-        """Return the operation, once, where MPI knows nothing of its status and error."""
-        return None
-
-    def _take_error(self) -> BaseException | None:
-        """Return the error, once, of an operation whose status MPI asks for."""
-        return None
+        """Return the operation that MPI has completed, once."""
+        raise NotImplementedError
 
     def _finish(self) -> None:
         """Block until it is complete."""
@@ -109,17 +106,17 @@ class Awaited(Base):
             MPI.Exception: a message was longer than the buffer
         """
         self._finish()
-        with _raising([self]):
+        with _quiet():
             super().Wait(status)
-            _tell([self], [0], [status])
+        _tell([self], [0], [status])
         return True
 
     def Test(self, status: Any = None) -> bool:  # noqa: N802
         """Return whether the buffer may be used. Raises as ``Wait`` does."""
         self._shared.advance()
-        with _raising([self] if self._is_complete() else []):
+        with _quiet():
             found = super().Test(status)
-            _tell([self], [0] if found else [], [status])
+        _tell([self], [0] if found else [], [status])
         return found
 
     def Get_status(self, status: Any = None) -> bool:  # noqa: N802
@@ -138,12 +135,11 @@ class Awaited(Base):
     @classmethod
     def Waitall(cls, requests: Any, statuses: Any = None) -> Literal[True]:  # noqa: N802
         """Block until all are complete, MPI's own ones among them. Raises as ``Wait`` does."""
-        own = _own(requests)
-        for request in own:
+        for request in _own(requests):
             request._finish()
-        with _raising(own):
+        with _quiet():
             found = MPI.Request.Waitall(requests, statuses)
-            _tell(requests, range(len(requests)), statuses)
+        _tell(requests, range(len(requests)), statuses)
         return found
 
     @classmethod
@@ -168,7 +164,8 @@ class Awaited(Base):
     def Testall(cls, requests: Any, statuses: Any = None) -> bool:  # noqa: N802
         """Return whether all are complete."""
         _advance(requests)
-        found = MPI.Request.Testall(requests, statuses)
+        with _quiet():
+            found = MPI.Request.Testall(requests, statuses)
         _tell(requests, range(len(requests)) if found else [], statuses)
         return found
 
@@ -176,7 +173,8 @@ class Awaited(Base):
     def Testany(cls, requests: Any, status: Any = None) -> tuple[int, bool]:  # noqa: N802
         """Return the index of one that is complete, if any, and whether there is."""
         _advance(requests)
-        index, found = MPI.Request.Testany(requests, status)
+        with _quiet():
+            index, found = MPI.Request.Testany(requests, status)
         _tell(requests, [index] if found and index >= 0 else [], [status])
         return index, found
 
@@ -184,19 +182,19 @@ class Awaited(Base):
     def Testsome(cls, requests: Any, statuses: Any = None) -> list[int] | None:  # noqa: N802
         """Return the indices of those that are complete."""
         _advance(requests)
-        found = MPI.Request.Testsome(requests, statuses)
+        with _quiet():
+            found = MPI.Request.Testsome(requests, statuses)
         _tell(requests, found or [], statuses)
         return found
 
     @classmethod
     def waitall(cls, requests: Any, statuses: Any = None) -> list[Any]:
         """Block until all are complete, and return the messages of MPI's own ones."""
-        own = _own(requests)
-        for request in own:
+        for request in _own(requests):
             request._finish()
-        with _raising(own):
+        with _quiet():
             found = MPI.Request.waitall(requests, statuses)
-            _tell(requests, range(len(requests)), statuses)
+        _tell(requests, range(len(requests)), statuses)
         return found
 
 
@@ -209,6 +207,7 @@ class Request(Awaited, MPI.Grequest):
     """
 
     _operation: Operation
+    _untold: Operation | None
     _inner: Any
     _complete: bool
 
@@ -233,18 +232,16 @@ class Request(Awaited, MPI.Grequest):
     def _is_complete(self) -> bool:
         return self._complete
 
-    def _take_error(self) -> BaseException | None:
-        error = self._operation.error if self._complete else None
-        if error is not None:
-            self._operation.error = None
-        return error
+    def _outcome(self) -> Operation | None:
+        outcome, self._untold = self._untold, None
+        return outcome
 
 
 def request_for(shared: Shared, operation: Operation) -> Request:
     """Return a request that is complete when an operation is done."""
     inner = MPI.Grequest.Start(_query, args=(operation,))
     request = Request(inner)
-    request._operation = operation
+    request._operation = request._untold = operation
     request._shared = shared
     request._inner = inner
     request._complete = False
@@ -263,18 +260,21 @@ def _advance(requests: Any) -> None:
         shared.advance()
 
 
+_asking = threading.local()
+
+
 @contextmanager
-def _raising(requests: list[Awaited]) -> Iterator[None]:
-    """Raise the first error of complete requests, after MPI has let go of all of them."""
-    errors = [request._take_error() for request in requests]
-    yield
-    for error in errors:
-        if error is not None:
-            raise error
+def _quiet() -> Iterator[None]:
+    """Let MPI complete requests of this thread whatever their operations came to."""
+    _asking.quiet = True
+    try:
+        yield
+    finally:
+        _asking.quiet = False
 
 
 def _tell(requests: Any, complete: Iterable[int], statuses: Any) -> None:
-    """Give the statuses of requests that MPI has completed without it; raise their first error."""
+    """Fill in the statuses of requests that MPI has completed, and raise their first error."""
     failed = None
     for place, index in enumerate(complete):
         request = requests[index]
@@ -290,8 +290,9 @@ def _tell(requests: Any, complete: Iterable[int], statuses: Any) -> None:
 def _query(status: MPI.Status, operation: Operation) -> None:
     """Called by MPI where a complete request is waited for or tested."""
     operation.tell(status)
-    # What is left here, mpi4py's own methods are asked for; it prints the error besides.
+    if operation.error is None or getattr(_asking, "quiet", False):
+        return
+    # mpi4py's own methods ask for it; it prints the error besides.
     if isinstance(operation.error, MPI.Exception):
         raise operation.error
-    if operation.error is not None:
-        raise MPI.Exception(MPI.ERR_OTHER)
+    raise MPI.Exception(MPI.ERR_OTHER)

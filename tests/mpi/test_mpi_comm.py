@@ -443,9 +443,18 @@ def test_intercommunicator_is_refused(gpu, world):
     half.Free()
 
 
-def until_tested(request):
-    while not request.Test():
+def until(tells):
+    while not tells():
         pass
+
+
+def among(comm, values, wait):
+    """Wait for it in a list with a request of MPI's own."""
+    other = MPI.COMM_SELF.Ibarrier()
+    try:
+        wait([comm.Iallreduce(MPI.IN_PLACE, values), other])
+    finally:
+        other.Wait()
 
 
 def started(request):
@@ -465,8 +474,13 @@ def beside_a_receive(comm, values):
 
 UNEQUAL = {
     "Wait": lambda c, v: c.Iallreduce(MPI.IN_PLACE, v).Wait(),
-    "Test": lambda c, v: until_tested(c.Iallreduce(MPI.IN_PLACE, v)),
-    "Waitall": lambda c, v: Request.Waitall([c.Iallreduce(MPI.IN_PLACE, v)]),
+    "Test": lambda c, v: until(c.Iallreduce(MPI.IN_PLACE, v).Test),
+    "Waitall": lambda c, v: among(c, v, Request.Waitall),
+    "waitall": lambda c, v: among(c, v, Request.waitall),
+    "Waitany": lambda c, v: among(c, v, lambda rs: [Request.Waitany(rs) for _ in rs]),
+    "Waitsome": lambda c, v: among(c, v, lambda rs: until(lambda: Request.Waitsome(rs) is None)),
+    "Testall": lambda c, v: among(c, v, lambda rs: until(lambda: Request.Testall(rs))),
+    "Testsome": lambda c, v: among(c, v, lambda rs: until(lambda: Request.Testsome(rs) is None)),
     "persistent": lambda c, v: started(c.Allreduce_init(MPI.IN_PLACE, v)).Wait(),
     "blocking": lambda c, v: c.Allreduce(MPI.IN_PLACE, v),
     "blocking, beside a receive": beside_a_receive,
