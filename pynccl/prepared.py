@@ -43,8 +43,8 @@ class Prepared(Collectives):
             buffers, arguments: what the method takes
         Raises:
             ValueError: there is no such collective
-            TypeError, ValueError: what the method raises for its arguments; ValueError also from a
-                call, once the communicator is gone
+            TypeError, ValueError: what the method raises for its arguments; ValueError, also from
+                a call, where the communicator is not made yet or gone
         """
         if operation not in _FUNCTIONS:
             raise ValueError(f"operation {operation!r}: must be one of {', '.join(_FUNCTIONS)}")
@@ -74,16 +74,17 @@ class Prepared(Collectives):
             name += "Config"
             tail = (queue, pointer_to(config))
         function = getattr(bindings, name)
-        head, tail = _converted(name, arguments, tail)
+        everything = _converted(name, arguments, handle.value or gone(), tail)
 
         def issue(_keep: Any = keep) -> Any:
             if producers:
                 for producer in producers:
                     make_wait(queue, producer, ordinal)
-            comm = handle.value or gone()
+            if not handle.value:
+                gone()
             cell.value = address
             append((number(), None, open_groups and group_number(), record))
-            code = function(*head, comm, *tail)
+            code = function(*everything)
             if code:
                 errors.check(code, name, handle.value, datatype)
             return result
@@ -92,16 +93,14 @@ class Prepared(Collectives):
 
 
 def _converted(
-    name: str, head: tuple[Any, ...], tail: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Make the arguments around the communicator into C's types, which no call then has to do."""
-    kinds = list(FUNCTIONS[name].arguments.values())
-    kinds.pop(len(head))  # the communicator's
-    both = [
+    name: str, head: tuple[Any, ...], comm: int, tail: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Make the arguments into C's types, which no call then has to do."""
+    kinds = FUNCTIONS[name].arguments.values()
+    return tuple(
         kind(value) if isinstance(value, int) else value
-        for kind, value in zip(kinds, [*head, *tail])
-    ]
-    return tuple(both[: len(head)]), tuple(both[len(head) :])
+        for kind, value in zip(kinds, (*head, comm, *tail))
+    )
 
 
 def _root(buffers: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
