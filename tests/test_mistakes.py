@@ -203,7 +203,12 @@ MISTAKES = [
         r"sendbuff and recvbuff .* overlap without being in place",
         EVERYONE,
     ),
-    ("after_finalize", "NCCLInvalidUsage", r"the communicator was finalized", EVERYONE),
+    (
+        "after_finalize",
+        "NCCLInvalidUsage",
+        r"communicator \w+ \(rank \d of 3\) was finalized: it takes no more operations, make a new",
+        EVERYONE,
+    ),
     (
         "after_destroy",
         "ValueError",
@@ -256,7 +261,7 @@ MISTAKES = [
     (
         "aborted_in_a_group",
         "NCCLInvalidUsage",
-        r"ncclGroupEnd: .*communicator \w+ was aborted by this rank: make a new one",
+        r"ncclGroupEnd: .*communicator \w+ \(rank \d of 3\) was aborted: make a new one",
         EVERYONE,
     ),
     ("one_gpu_for_two", "NCCLInvalidUsage", r"ranks \d .* and \d .* are both on GPU 0", EVERYONE),

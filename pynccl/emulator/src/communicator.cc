@@ -193,17 +193,14 @@ ncclResult_t Communicator::ready() {
                 "ncclCommGetAsyncError says success");
   }
   if (state != ncclSuccess) return fail(state, "%s", error_text().c_str());
-  if (revoked_) {
-    return fail(ncclInvalidUsage,
-                "the communicator was revoked: only split, shrink, abort and destroy are left");
-  }
-  if (aborted_) {
-    return fail(ncclInvalidUsage, "communicator %s was aborted by this rank: make a new one",
-                name().c_str());
-  }
-  if (suspended_) return fail(ncclInvalidUsage, "the communicator is suspended: resume it first");
-  if (finalized_) {
-    return fail(ncclInvalidUsage, "the communicator was finalized: no more operations");
+  const char* const why = revoked_     ? "was revoked: only split, shrink, abort and destroy are left"
+                          : aborted_   ? "was aborted: make a new one"
+                          : suspended_ ? "is suspended: resume it first"
+                          : finalized_ ? "was finalized: it takes no more operations, make a new one"
+                                       : nullptr;
+  if (why != nullptr) {
+    return fail(ncclInvalidUsage, "communicator %s (rank %d of %d) %s", name().c_str(), rank_, nranks_,
+                why);
   }
   return ncclSuccess;
 }
