@@ -39,8 +39,9 @@ GRACE = 2.0
 class Message(Operation):
     """One message, on the side that sends or on the one that receives."""
 
-    def __init__(self, block: Block, peer: int, tag: int, sends: bool) -> None:
+    def __init__(self, exchange: Exchange, block: Block, peer: int, tag: int, sends: bool) -> None:
         super().__init__()
+        self.exchange = exchange
         self.site = find(_getframe(2))  # the launch may be another thread's
         self.block = block
         self.peer = peer
@@ -54,6 +55,9 @@ class Message(Operation):
         self.finished = False
         self.begun = time.monotonic()
         self.nbytes = block.nbytes if sends else 0
+
+    def cancel(self) -> None:
+        self.exchange.cancel(self)
 
     def done(self) -> bool:
         if not self.finished and self.event is not None and self.event.done():
@@ -91,7 +95,7 @@ class Exchange:
 
     def send(self, block: Block, dest: int, tag: int, synchronous: bool) -> Message:
         """Announce a message."""
-        message = Message(block, dest, tag, sends=True)
+        message = Message(self, block, dest, tag, sends=True)
         shared = self._shared
         with shared.lock:
             shared.take_starts()
@@ -108,7 +112,7 @@ class Exchange:
 
     def receive(self, block: Block, source: int, tag: int) -> Message:
         """Look out for the announcement of a message."""
-        message = Message(block, source, tag, sends=False)
+        message = Message(self, block, source, tag, sends=False)
         shared = self._shared
         with shared.lock:
             shared.take_starts()
@@ -133,8 +137,24 @@ class Exchange:
         """Answer the announcement that a receive was looking out for, if it has come."""
         if not self._arrived(message, status):
             return False
-        if message.finished:
-            return True
+        if not message.finished:
+            self._answer(message, status)
+        return True
+
+    def cancel(self, message: Message) -> None:
+        """Give up a receive that has met no announcement; any other message goes on."""
+        if message not in self._receives:
+            return
+        self._receives.remove(message)
+        status = MPI.Status()
+        message.announced.Cancel()
+        message.announced.Wait(status)
+        message.cancelled = message.finished = status.Is_cancelled()
+        if not message.cancelled:
+            self._answer(message, status)
+
+    def _answer(self, message: Message, status: MPI.Status) -> None:
+        """Promise the sender to receive its message, of which the status tells."""
         number, nbytes = (int(value) for value in message.note)
         message.source, message.tag = status.source, status.tag
         message.peer = status.source
@@ -146,11 +166,10 @@ class Exchange:
             message.error = MPI.Exception(MPI.ERR_TRUNCATE)
         if nbytes == 0:
             message.finished = True
-            return True
+            return
         mine = next(self._numbers)
         self._answered[mine] = message
         self._write_letter(message.peer, _READY, number, mine)
-        return True
 
     def _arrived(self, message: Message, status: MPI.Status) -> bool:
         """Tell whether an announcement has come, or the message lies in MPI: that fails it."""

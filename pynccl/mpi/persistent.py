@@ -175,6 +175,9 @@ class Prequest(Awaited, MPI.Prequest):
             self._repeated.operation.tell(status)
         return found
 
+    def _active(self) -> Operation | None:
+        return self._repeated.operation
+
     def _outcome(self) -> Operation | None:
         operation, self._repeated.operation = self._repeated.operation, None
         return operation

@@ -21,6 +21,7 @@ class Operation:
     Attributes:
         source, tag, nbytes: what a status tells of it
         error: what went wrong
+        cancelled: whether it was given up
     """
 
     def __init__(self) -> None:
@@ -28,10 +29,14 @@ class Operation:
         self.tag = MPI.ANY_TAG
         self.nbytes = 0
         self.error: BaseException | None = None
+        self.cancelled = False
 
     def done(self) -> bool:
         """Return whether the buffer may be used. Does not wait."""
         raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Give it up, where that can be done."""
 
     def tell(self, status: Any) -> None:
         """Fill in a status."""
@@ -39,6 +44,7 @@ class Operation:
             status.Set_source(self.source)
             status.Set_tag(self.tag)
             status.Set_elements(MPI.BYTE, self.nbytes)
+            status.Set_cancelled(self.cancelled)
 
     def result(self) -> None:
         """Raise what went wrong."""
@@ -53,12 +59,17 @@ class Joined(Operation):
         super().__init__()
         self._operations = operations
 
+    def cancel(self) -> None:
+        for operation in self._operations:
+            operation.cancel()
+
     def done(self) -> bool:
         finished = [operation.done() for operation in self._operations]
         if not all(finished):
             return False
         last = self._operations[-1]
         self.source, self.tag, self.nbytes = last.source, last.tag, last.nbytes
+        self.cancelled = last.cancelled
         failed = (operation.error for operation in self._operations)
         self.error = next((error for error in failed if error is not None), None)
         return True
@@ -87,6 +98,10 @@ class Awaited(Base):
     _shared: Shared
 
     def _is_complete(self) -> bool:
+        raise NotImplementedError
+
+    def _active(self) -> Operation | None:
+        """Return the operation that no wait has told of."""
         raise NotImplementedError
 
     def _outcome(self) -> Operation | None:
@@ -123,6 +138,18 @@ class Awaited(Base):
         """Return whether the buffer may be used, and keep the request."""
         self._shared.advance()
         return super().Get_status(status)
+
+    def Cancel(self) -> None:  # noqa: N802
+        """Give up a receive that has met no message, which then is complete; else do nothing.
+
+        A status tells whether it was (``Is_cancelled``).
+        """
+        with self._shared.lock:
+            self._shared.advance()
+            operation = self._active()
+            if operation is not None:
+                operation.cancel()
+        self._shared.advance()
 
     def wait(self, status: Any = None) -> None:
         """Block until the buffer may be used."""
@@ -231,6 +258,9 @@ class Request(Awaited, MPI.Grequest):
 
     def _is_complete(self) -> bool:
         return self._complete
+
+    def _active(self) -> Operation | None:
+        return self._untold
 
     def _outcome(self) -> Operation | None:
         outcome, self._untold = self._untold, None

@@ -276,3 +276,58 @@ def test_start_after_the_communicator_was_freed_is_an_error(world):
     with pytest.raises(RuntimeError, match="freed"):
         request.Start()
     request.Free()
+
+
+@pytest.mark.parametrize("kind", ["nonblocking", "persistent"])
+@pytest.mark.parametrize("waits", ["Wait", "Waitall", "Test"])
+def test_a_receive_without_a_message_can_be_cancelled(gpu, kind, waits):
+    got = gpu.nccl.empty(1, "i4")
+    request = (gpu.Irecv if kind == "nonblocking" else gpu.Recv_init)(got, MPI.ANY_SOURCE, 77)
+    for _ in range(1 if kind == "nonblocking" else ROUNDS):
+        if kind == "persistent":
+            request.Start()
+        request.Cancel()
+        status = MPI.Status()
+        if waits == "Wait":
+            request.Wait(status)
+        elif waits == "Waitall":
+            statuses = [status]
+            Request.Waitall([request], statuses)
+        else:
+            assert request.Test(status)
+        assert status.Is_cancelled()
+    gpu.Barrier()  # what is sent then, another receive gets
+    right, left = ring(gpu)
+    sent = gpu.Isend(gpu.nccl.asarray(np.full(1, gpu.rank, "i4")), right, 77)
+    gpu.Recv(got, left, 77)
+    sent.Wait()
+    assert got.get()[0] == left
+    if kind == "persistent":
+        request.Free()
+
+
+def test_what_has_met_its_message_is_not_cancelled(gpu):
+    right, left = ring(gpu)
+    got = gpu.nccl.empty(1, "i4")
+    receive = gpu.Irecv(got, left)
+    gpu.Send(gpu.nccl.asarray(np.full(1, gpu.rank, "i4")), right)
+    gpu.Barrier()
+    receive.Cancel()
+    status = MPI.Status()
+    receive.Wait(status)
+    assert not status.Is_cancelled() and got.get()[0] == left
+    gpu.nccl.synchronize()
+
+
+def test_collectives_and_sends_go_on_though_they_are_cancelled(gpu):
+    right, left = ring(gpu)
+    values, got = gpu.nccl.asarray(np.ones(1)), gpu.nccl.empty(1, "f8")
+    request = gpu.Iallreduce(MPI.IN_PLACE, values)
+    request.Cancel()
+    request.Wait()
+    assert values.get()[0] == gpu.size
+    send = gpu.Isend(values, right)
+    send.Cancel()
+    gpu.Recv(got, left)
+    send.Wait()
+    assert got.get()[0] == gpu.size
