@@ -12,10 +12,12 @@ from mpi4py import MPI
 
 from pynccl.arrays import resolve
 from pynccl.mpi.elements import Element, element_of_array, element_of_datatype
+from pynccl.mpi.layout import Layout, one_run
 
 __all__ = [
     "Block",
     "Parts",
+    "Place",
     "block",
     "go_to_nccl",
     "is_in_place",
@@ -69,6 +71,14 @@ class Array(NamedTuple):
     stream: int | None
 
 
+class Place(NamedTuple):
+    """Items of a datatype, ``offset`` bytes from an array's address."""
+
+    layout: Layout
+    items: int
+    offset: int
+
+
 class Block(NamedTuple):
     """Elements that follow one another.
 
@@ -78,6 +88,7 @@ class Block(NamedTuple):
         element: what they are
         stream: of the array; None where it names none
         array: kept until the operation is done
+        blocks: how many blocks of ``items`` follow one another
     """
 
     ptr: int
@@ -85,15 +96,40 @@ class Block(NamedTuple):
     element: Element
     stream: int | None
     array: Any
+    blocks: int = 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of ``items`` elements."""
+        """Bytes of data in ``items`` elements."""
         return self.items * self.element.itemsize
+
+    @property
+    def total(self) -> int:
+        """Bytes of data in all blocks."""
+        return self.nbytes * self.blocks
+
+    @property
+    def span(self) -> int:
+        """Bytes that NCCL is told of, where there are no gaps."""
+        return self.total
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the data of all blocks lies, if it has gaps; else empty."""
+        layout = self.element.layout
+        return () if layout is None else (Place(layout, self.items * self.blocks, 0),)
+
+    def packed(self, ptr: int) -> Block:
+        """Return as much data at another address, without gaps."""
+        return self._replace(ptr=ptr, element=self.element._replace(layout=None))
 
 
 class Parts(NamedTuple):
-    """A part of an array for each rank, by counts and displacements in bytes."""
+    """A part of an array for each rank, by counts and displacements in bytes.
+
+    Attributes:
+        places: of the parts' data, if one of them has gaps; else empty
+    """
 
     ptr: int
     nbytes: int
@@ -102,6 +138,28 @@ class Parts(NamedTuple):
     element: Element
     stream: int | None
     array: Any
+    places: tuple[Place, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Bytes of data in all parts."""
+        return sum(self.counts)
+
+    @property
+    def span(self) -> int:
+        """Bytes that NCCL is told of, where there are no gaps: the whole array."""
+        return self.nbytes
+
+    def packed(self, ptr: int) -> Parts:
+        """Return as much data at another address, without gaps, one part after the other."""
+        ends = list(accumulate(self.counts))
+        return self._replace(
+            ptr=ptr,
+            nbytes=ends[-1],
+            displs=[0, *ends[:-1]],
+            element=self.element._replace(layout=None),
+            places=(),
+        )
 
 
 def block(spec: Any, argument: str, blocks: int = 1) -> Block:
@@ -117,25 +175,56 @@ def block(spec: Any, argument: str, blocks: int = 1) -> Block:
     buffer, count, displ, datatype = _unpack(spec, argument, (list, tuple))
     array = _array(buffer, argument)
     element = _element(array, datatype)
-    offset = _index(displ, f"{argument}: displacement") * element.itemsize if displ else 0
+    offset = _index(displ, f"{argument}: displacement") * element.extent if displ else 0
     room = array.nbytes - offset
-    if room < 0:
+    if room < 0 or offset < 0:
         raise ValueError(f"{argument}: displacement {displ} lies outside its {array.nbytes} bytes")
     if count is None:
-        if room % (element.itemsize * max(blocks, 1)):
-            raise ValueError(
-                f"{argument} has {room} bytes, which are no {max(blocks, 1)} equal blocks of "
-                f"{element.name} ({element.itemsize} bytes each)"
-            )
-        number = room // element.itemsize // max(blocks, 1)
+        number = _inferred(element, room, blocks, argument)
     else:
         number = _index(count, f"{argument}: count")
-        if number * max(blocks, 1) * element.itemsize > room:
-            raise ValueError(
-                f"{argument} has {room} bytes from its displacement on, too few for "
-                f"{max(blocks, 1)} x {number} {element.name} of {element.itemsize} bytes"
-            )
-    return Block(array.ptr + offset, number, element, array.stream, buffer)
+    found = Block(array.ptr + offset, number, element, array.stream, buffer, blocks)
+    if element.layout is not None:
+        return _checked(found, element.layout, offset, array.nbytes, argument)
+    if number * max(blocks, 1) * element.itemsize > room:
+        raise ValueError(
+            f"{argument} has {room} bytes from its displacement on, too few for "
+            f"{max(blocks, 1)} x {number} {element.name} of {element.itemsize} bytes"
+        )
+    return found
+
+
+def _inferred(element: Element, room: int, blocks: int, argument: str) -> int:
+    """Return how many elements each of the blocks has that fill the room."""
+    if not room:
+        return 0
+    if element.extent <= 0:
+        raise ValueError(f"{argument}: a count is needed, {element.name} has no positive extent")
+    if room % (element.extent * max(blocks, 1)):
+        raise ValueError(
+            f"{argument} has {room} bytes, which are no {max(blocks, 1)} equal blocks of "
+            f"{element.name} ({element.extent} bytes each); give a count"
+        )
+    return room // element.extent // max(blocks, 1)
+
+
+def _checked(data: Block, layout: Layout, offset: int, nbytes: int, argument: str) -> Block:
+    """Return a block whose data lies in the array; without gaps where it has none after all."""
+    items = data.items * data.blocks
+    _check_reach(Place(layout, items, offset), nbytes, data.element, argument)
+    if len(layout.runs.lengths) == 1 and (items < 2 or layout.size == layout.extent):
+        return data.packed(data.ptr + layout.start)
+    return data
+
+
+def _check_reach(place: Place, nbytes: int, element: Element, argument: str) -> None:
+    first, last = (place.offset + end for end in place.layout.reach(place.items))
+    if first < 0 or last > nbytes:
+        raise ValueError(
+            f"{argument} has {nbytes} bytes; the data of {place.items} {element.name} at byte "
+            f"{place.offset} would be in bytes {first} to {last - 1} (size {element.itemsize}, "
+            f"extent {element.extent})"
+        )
 
 
 def parts(spec: Any, argument: str, nranks: int) -> Parts:
@@ -147,30 +236,19 @@ def parts(spec: Any, argument: str, nranks: int) -> Parts:
     buffer, counts, displs, datatype = _unpack(spec, argument, (tuple,))
     array = _array(buffer, argument)
     element = _element(array, datatype)
-    size = element.itemsize
-    sizes = _counts(counts, array.nbytes // size, argument, nranks)
+    if counts is None:
+        have = _inferred(element, array.nbytes, 1, argument)
+        sizes = [have // nranks + (have % nranks > rank) for rank in range(nranks)]
+    else:
+        sizes = _counts(counts, argument, nranks)
     if displs is None:
         starts = [0, *accumulate(sizes)][:-1]
     elif isinstance(displs, (int, numpy.integer)):
         starts = [int(displs) * rank for rank in range(nranks)]
     else:
         starts = _list(displs, f"{argument}: displacements", nranks)
-    for rank, (number, start) in enumerate(zip(sizes, starts)):
-        if number and (start + number) * size > array.nbytes:
-            raise ValueError(
-                f"{argument} has {array.nbytes // size} elements; the part of rank {rank} "
-                f"reaches to {start + number}"
-            )
-    # A displacement where there is nothing may lie anywhere.
-    return Parts(
-        array.ptr,
-        array.nbytes,
-        [number * size for number in sizes],
-        [start * size if number else 0 for number, start in zip(sizes, starts)],
-        element,
-        array.stream,
-        buffer,
-    )
+    starts = [start * element.extent for start in starts]
+    return _parts(buffer, array, [element] * nranks, sizes, starts, argument)
 
 
 def parts_by_type(spec: Any, argument: str, nranks: int) -> Parts:
@@ -189,15 +267,41 @@ def parts_by_type(spec: Any, argument: str, nranks: int) -> Parts:
     array = _array(buffer, argument)
     numbers = [1] * nranks if counts is None else _list(counts, f"{argument}: counts", nranks)
     starts = [0] * nranks if displs is None else _list(displs, f"{argument}: displs", nranks)
-    sizes = [_element(array, one).itemsize * number for one, number in zip(types, numbers)]
-    for rank, (size, start) in enumerate(zip(sizes, starts)):
-        if size and start + size > array.nbytes:
+    elements = [_element(array, one) for one in types]
+    return _parts(buffer, array, elements, numbers, starts, argument)
+
+
+def _parts(
+    buffer: Any,
+    array: Array,
+    elements: list[Element],
+    numbers: list[int],
+    starts: list[int],
+    argument: str,
+) -> Parts:
+    """Return so many elements for each rank, that begin at so many bytes, once they are checked."""
+    counts = [element.itemsize * number for element, number in zip(elements, numbers)]
+    # A displacement where there is nothing may lie anywhere.
+    displs = [start if count else 0 for count, start in zip(counts, starts)]
+    places: tuple[Place, ...] = ()
+    if any(element.layout is not None for element in elements):
+        places = tuple(
+            Place(one_run(count), 1, displ)
+            if element.layout is None
+            else Place(element.layout, number, displ)
+            for element, number, count, displ in zip(elements, numbers, counts, displs)
+        )
+    for rank, (count, displ) in enumerate(zip(counts, displs)):
+        if places:
+            what = f"{argument}, part of rank {rank}:"
+            _check_reach(places[rank], array.nbytes, elements[rank], what)
+        elif displ + count > array.nbytes:
             raise ValueError(
                 f"{argument} has {array.nbytes} bytes; the part of rank {rank} reaches to "
-                f"{start + size}"
+                f"{displ + count}"
             )
-    starts = [start if size else 0 for size, start in zip(sizes, starts)]
-    return Parts(array.ptr, array.nbytes, sizes, starts, array.element, array.stream, buffer)
+    stream = array.stream
+    return Parts(array.ptr, array.nbytes, counts, displs, elements[0], stream, buffer, places)
 
 
 def _unpack(spec: Any, argument: str, pairs: tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
@@ -267,9 +371,7 @@ def _element(array: Array, datatype: Any) -> Element:
     return element_of_datatype(datatype)
 
 
-def _counts(counts: Any, have: int, argument: str, nranks: int) -> list[int]:
-    if counts is None:
-        return [have // nranks + (have % nranks > rank) for rank in range(nranks)]
+def _counts(counts: Any, argument: str, nranks: int) -> list[int]:
     if isinstance(counts, (int, numpy.integer)):
         return [_index(counts, f"{argument}: count")] * nranks
     return _list(counts, f"{argument}: counts", nranks)

@@ -13,7 +13,8 @@ from pynccl.communicator import Communicator
 from pynccl.device_array import Allocation
 from pynccl.mpi.buffers import Block, go_to_nccl, is_in_place, parts_by_type
 from pynccl.mpi.collectives import CollectiveMethods
-from pynccl.mpi.launches import Launch, copy, numbers
+from pynccl.mpi.launches import Launch, numbers
+from pynccl.mpi.packing import copy
 from pynccl.streams import check_driver
 from pynccl.types import DataType, RedOp
 
@@ -110,10 +111,10 @@ class ComposedMethods(CollectiveMethods):
         return self._launch(call, send, recv)
 
     def _alltoallw(self, sendbuf: Any, recvbuf: Any) -> Launch:
-        in_place = is_in_place(sendbuf)
         recv = parts_by_type(recvbuf, "recvbuf", self.size)
+        in_place = is_in_place(sendbuf)
         send = recv if in_place else parts_by_type(sendbuf, "sendbuf", self.size)
-        return self._exchanged(send, recv, in_place)
+        return self._exchanged(send, recv)
 
 
 def _fill(ptr: int, data: Block, how: RedOp, blocks: int, queue: int) -> Any:

@@ -8,6 +8,7 @@ import numpy
 from mpi4py import MPI
 
 from pynccl.arrays import datatype_of
+from pynccl.mpi.layout import Layout, layout_of
 from pynccl.types import DataType, RedOp
 
 __all__ = ["REDUCTIONS", "Element", "element_of_array", "element_of_datatype", "reduction"]
@@ -40,10 +41,11 @@ class Element(NamedTuple):
 
     Attributes:
         name: for errors
-        itemsize: bytes of one
+        itemsize: bytes of data in one
         datatype: NCCL's, where it has one; else they are only moved, as bytes
         parts: elements of ``datatype`` in one: 2 for complex numbers
         logical: whether they are truth values
+        layout: where the data of one lies, if there are gaps in it or to the next one; else None
     """
 
     name: str
@@ -51,6 +53,12 @@ class Element(NamedTuple):
     datatype: DataType | None
     parts: int = 1
     logical: bool = False
+    layout: Layout | None = None
+
+    @property
+    def extent(self) -> int:
+        """Bytes from one to the next."""
+        return self.itemsize if self.layout is None else self.layout.extent
 
 
 def _element(code: str, name: str, itemsize: int) -> Element:
@@ -75,47 +83,43 @@ def element_of_array(dtype: Any, itemsize: int) -> Element:
 
 
 _predefined: dict[int, Element] = {}
+_keyval = MPI.KEYVAL_INVALID
 
 
 def element_of_datatype(datatype: Any) -> Element:
-    """Return the element for one of MPI's datatypes.
-
-    A contiguous run of a datatype is moved as it lies.
+    """Return the element for one of MPI's datatypes. One that is derived is moved as bytes.
 
     Raises:
-        TypeError: it has gaps, or another order than memory's
+        TypeError: it is null, or made in a way that is not known here
     """
-    handle = datatype.handle
-    known = _predefined.get(handle)
+    global _keyval
+    known = _predefined.get(datatype.handle)
     if known is not None:
         return known
     if datatype == MPI.DATATYPE_NULL:
         raise TypeError("the datatype is MPI.DATATYPE_NULL")
-    name = datatype.name or "a derived datatype"
-    if datatype.combiner == MPI.COMBINER_NAMED:
-        if datatype.size != datatype.extent:
-            raise TypeError(f"{name} has gaps, which NCCL cannot leave out")
-        no_numbers = datatype in (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR, MPI.LOGICAL)
-        code = "V" if no_numbers else datatype.typestr
-        found = _element(code, name.removeprefix("MPI_"), datatype.extent)
-        _predefined[handle] = found
-        return found
-    if not _is_dense(datatype):
-        raise TypeError(
-            f"{name} (size {datatype.size}, extent {datatype.extent}) is no contiguous run of one "
-            "type: NCCL moves only what lies together; copy it to a contiguous array first"
-        )
-    return Element(name, datatype.extent, None)
-
-
-def _is_dense(datatype: Any) -> bool:
     if datatype.is_predefined:
-        return bool(datatype.size == datatype.extent)
-    contents = datatype.decode()
-    base, combiner = contents[0], contents[1]
-    if combiner == "CONTIGUOUS" or combiner == "DUP":
-        return _is_dense(base)
-    return False
+        found = _predefined[datatype.handle] = _of_predefined(datatype)
+        return found
+    if _keyval == MPI.KEYVAL_INVALID:
+        _keyval = MPI.Datatype.Create_keyval()
+    kept: Element | None = datatype.Get_attr(_keyval)  # goes with the datatype
+    if kept is None:
+        kept = _of_layout(layout_of(datatype), datatype.name or "a derived datatype")
+        datatype.Set_attr(_keyval, kept)
+    return kept
+
+
+def _of_predefined(datatype: Any) -> Element:
+    name = datatype.name.removeprefix("MPI_")
+    if datatype.size != datatype.extent:
+        return _of_layout(layout_of(datatype), name)
+    no_numbers = datatype in (MPI.BYTE, MPI.PACKED, MPI.CHAR, MPI.WCHAR, MPI.LOGICAL)
+    return _element("V" if no_numbers else datatype.typestr, name, datatype.extent)
+
+
+def _of_layout(layout: Layout, name: str) -> Element:
+    return Element(name, layout.size, None, layout=None if layout.is_dense else layout)
 
 
 def reduction(op: Any, element: Element) -> RedOp:

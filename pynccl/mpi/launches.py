@@ -12,20 +12,21 @@ from pynccl.communicator import Communicator
 from pynccl.device_array import Allocation
 from pynccl.mpi.buffers import Block, Parts, block, is_in_place, parts
 from pynccl.mpi.elements import reduction
+from pynccl.mpi.packing import copy, gather, scatter
 from pynccl.mpi.requests import Operation
 from pynccl.mpi.shared import Shared
-from pynccl.streams import check_driver
 from pynccl.types import DataType
 
 __all__ = [
     "CollectiveLaunches",
     "Launch",
     "Launched",
-    "copy",
     "numbers",
 ]
 
 Spec = tuple[int, int, DataType]
+Data = Block | Parts
+Move = Callable[[Communicator, int, Any, Any], Any]
 if TYPE_CHECKING:
     Base = MPI.Intracomm
 else:
@@ -96,17 +97,46 @@ class CollectiveLaunches(Base):
     def _launch(self, call: Callable[[Communicator, int], Any], *blocks: Block | Parts) -> Launch:
         return Launch(self._shared, call, blocks)
 
+    def _move(self, call: Move, send: Data | None, recv: Data | None) -> Launch:
+        """Return the launch of what moves bytes, from and to temporaries where data has gaps.
+
+        Args:
+            call: queues it, given NCCL's communicator, the stream, and what is sent and received,
+                which has no gaps; returns what must be kept
+            send, recv: None where this rank sends or receives nothing
+        """
+        given = [data for data in (send, recv) if data is not None]
+        if not any(data.places for data in given):
+            return self._launch(lambda nccl, queue: call(nccl, queue, send, recv), *given)
+
+        def packed(nccl: Communicator, queue: int) -> Any:
+            source, sent = _packed(send, nccl)
+            target, received = _packed(recv, nccl)
+            if send is not None and sent is not None:
+                gather(send, sent.ptr, queue)
+            kept = call(nccl, queue, source, target)
+            if recv is not None and received is not None:
+                scatter(recv, received.ptr, received.nbytes, queue)
+            return kept, sent, received
+
+        return self._launch(packed, *given)
+
     def _bcast(self, buf: Any, root: int) -> Launch:
         data = block(buf, "buf")
-        return self._launch(
-            lambda nccl, queue: nccl.broadcast(_bytes(data), root=root, stream=queue), data
+        send, recv = (data, None) if self.rank == root else (None, data)
+        return self._move(
+            lambda nccl, queue, send, recv: nccl.broadcast(
+                _bytes(send or recv), root=root, stream=queue
+            ),
+            *(send, recv),
         )
 
     def _reduced(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> tuple[Block, Block, Any]:
         recv = block(recvbuf, "recvbuf")
         send = recv if is_in_place(sendbuf) else block(sendbuf, "sendbuf")
+        how = reduction(op, send.element)
         _check_equal(send, recv)
-        return send, recv, reduction(op, send.element)
+        return send, recv, how
 
     def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Launch:
         send, recv, how = self._reduced(sendbuf, recvbuf, op)
@@ -132,8 +162,10 @@ class CollectiveLaunches(Base):
             send = recv = block(recvbuf, "recvbuf", self.size)
         else:
             send, recv = block(sendbuf, "sendbuf", self.size), block(recvbuf, "recvbuf")
+        how = reduction(op, send.element)
+        if not in_place:
             _check_equal(send, recv)
-        source, how = numbers(send, self.size), reduction(op, send.element)
+        source = numbers(send, self.size)
 
         def call(nccl: Communicator, queue: int) -> Any:
             mine, spare = _beside(recv, nccl) if in_place else (recv, None)
@@ -149,12 +181,12 @@ class CollectiveLaunches(Base):
         in_place = is_in_place(sendbuf)
         recv = block(recvbuf, "recvbuf")
         send = recv if in_place else block(sendbuf, "sendbuf")
+        how = reduction(op, send.element)
         counts = self._recvcounts(recv, recvcounts, in_place)
         if send.element != recv.element:
             raise ValueError(f"sendbuf has {send.element.name} and recvbuf {recv.element.name}")
         if sum(counts) > send.items:
             raise ValueError(f"sendbuf has {send.items} elements, recvcounts add to {sum(counts)}")
-        how = reduction(op, send.element)
         source = numbers(send._replace(items=sum(counts)))
         each = [count * send.element.parts for count in counts]
         part = recv._replace(items=counts[self.rank])
@@ -187,131 +219,115 @@ class CollectiveLaunches(Base):
         recv = block(recvbuf, "recvbuf", self.size)
         send = _moved(recv, self.rank) if is_in_place(sendbuf) else block(sendbuf, "sendbuf")
         _check_bytes(send, recv)
-        source, target = _bytes(send), _bytes(recv, self.size)
-        return self._launch(
-            lambda nccl, queue: nccl.allgather(source, target, stream=queue), send, recv
+        return self._move(
+            lambda nccl, queue, send, recv: nccl.allgather(
+                _bytes(send), _bytes(recv), stream=queue
+            ),
+            *(send, recv),
         )
 
     def _allgatherv(self, sendbuf: Any, recvbuf: Any) -> Launch:
         recv = parts(recvbuf, "recvbuf", self.size)
         send = _part(recv, self.rank) if is_in_place(sendbuf) else block(sendbuf, "sendbuf")
-        source, target = _bytes(send), _all_bytes(recv)
-        return self._launch(
-            lambda nccl, queue: nccl.allgatherv(
-                source, target, recv.counts, recv.displs, stream=queue
+        return self._move(
+            lambda nccl, queue, send, recv: nccl.allgatherv(
+                _bytes(send), _bytes(recv), recv.counts, recv.displs, stream=queue
             ),
             *(send, recv),
         )
 
     def _gather(self, sendbuf: Any, recvbuf: Any, root: int) -> Launch:
-        if self.rank != root:
-            mine = block(sendbuf, "sendbuf")
-            return self._launch(
-                lambda nccl, queue: nccl.gather(_bytes(mine), None, root, stream=queue), mine
-            )
-        recv = block(recvbuf, "recvbuf", self.size)
-        send = _moved(recv, root) if is_in_place(sendbuf) else block(sendbuf, "sendbuf")
+        recv = block(recvbuf, "recvbuf", self.size) if self.rank == root else None
+        if recv is not None and is_in_place(sendbuf):
+            send = _moved(recv, root)
+        else:
+            send = block(sendbuf, "sendbuf")
         _check_bytes(send, recv)
-        source, target = _bytes(send), _bytes(recv, self.size)
-        return self._launch(
-            lambda nccl, queue: nccl.gather(source, target, root, stream=queue), send, recv
+        return self._move(
+            lambda nccl, queue, send, recv: nccl.gather(
+                _bytes(send), _bytes(recv), root, stream=queue
+            ),
+            *(send, recv),
         )
 
     def _gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> Launch:
-        if self.rank != root:
-            mine = block(sendbuf, "sendbuf")
-            return self._launch(
-                lambda nccl, queue: nccl.gatherv(
-                    _bytes(mine), None, None, None, root, stream=queue
-                ),
-                mine,
-            )
-        recv = parts(recvbuf, "recvbuf", self.size)
-        send = _part(recv, root) if is_in_place(sendbuf) else block(sendbuf, "sendbuf")
-        source, target = _bytes(send), _all_bytes(recv)
-        return self._launch(
-            lambda nccl, queue: nccl.gatherv(
-                source, target, recv.counts, recv.displs, root, stream=queue
+        recv = parts(recvbuf, "recvbuf", self.size) if self.rank == root else None
+        if recv is not None and is_in_place(sendbuf):
+            send = _part(recv, root)
+        else:
+            send = block(sendbuf, "sendbuf")
+        return self._move(
+            lambda nccl, queue, send, recv: nccl.gatherv(
+                _bytes(send), _bytes(recv), *_ranges(recv), root, stream=queue
             ),
             *(send, recv),
         )
 
     def _scatter(self, sendbuf: Any, recvbuf: Any, root: int) -> Launch:
-        if self.rank != root:
-            mine = block(recvbuf, "recvbuf")
-            return self._launch(
-                lambda nccl, queue: nccl.scatter(None, _bytes(mine), root, stream=queue), mine
-            )
-        send = block(sendbuf, "sendbuf", self.size)
-        recv = _moved(send, root) if is_in_place(recvbuf) else block(recvbuf, "recvbuf")
+        send = block(sendbuf, "sendbuf", self.size) if self.rank == root else None
+        if send is not None and is_in_place(recvbuf):
+            recv = _moved(send, root)
+        else:
+            recv = block(recvbuf, "recvbuf")
         _check_bytes(send, recv)
-        source, target = _bytes(send, self.size), _bytes(recv)
-        return self._launch(
-            lambda nccl, queue: nccl.scatter(source, target, root, stream=queue), send, recv
+        return self._move(
+            lambda nccl, queue, send, recv: nccl.scatter(
+                _bytes(send), _bytes(recv), root, stream=queue
+            ),
+            *(send, recv),
         )
 
     def _scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> Launch:
-        if self.rank != root:
-            mine = block(recvbuf, "recvbuf")
-            return self._launch(
-                lambda nccl, queue: nccl.scatterv(
-                    None, _bytes(mine), None, None, root, stream=queue
-                ),
-                mine,
-            )
-        send = parts(sendbuf, "sendbuf", self.size)
-        recv = _part(send, root) if is_in_place(recvbuf) else block(recvbuf, "recvbuf")
-        source, target = _all_bytes(send), _bytes(recv)
-        return self._launch(
-            lambda nccl, queue: nccl.scatterv(
-                source, target, send.counts, send.displs, root, stream=queue
+        send = parts(sendbuf, "sendbuf", self.size) if self.rank == root else None
+        if send is not None and is_in_place(recvbuf):
+            recv = _part(send, root)
+        else:
+            recv = block(recvbuf, "recvbuf")
+        return self._move(
+            lambda nccl, queue, send, recv: nccl.scatterv(
+                _bytes(send), _bytes(recv), *_ranges(send), root, stream=queue
             ),
             *(send, recv),
         )
 
     def _alltoall(self, sendbuf: Any, recvbuf: Any) -> Launch:
-        in_place = is_in_place(sendbuf)
         recv = block(recvbuf, "recvbuf", self.size)
-        send = recv if in_place else block(sendbuf, "sendbuf", self.size)
+        send = recv if is_in_place(sendbuf) else block(sendbuf, "sendbuf", self.size)
         _check_bytes(send, recv)
-        target = _bytes(recv, self.size)
 
-        def call(nccl: Communicator, queue: int) -> Any:
-            spare = _copied(recv.ptr, target[1], nccl, queue) if in_place else None
-            here = send if spare is None else send._replace(ptr=spare.ptr)
-            nccl.alltoall(_bytes(here, self.size), target, stream=queue)
+        def call(nccl: Communicator, queue: int, send: Any, recv: Any) -> Any:
+            send, spare = _apart(send, recv, nccl, queue)
+            nccl.alltoall(_bytes(send), _bytes(recv), stream=queue)
             return spare
 
-        return self._launch(call, send, recv)
+        return self._move(call, send, recv)
 
     def _alltoallv(self, sendbuf: Any, recvbuf: Any) -> Launch:
-        in_place = is_in_place(sendbuf)
         recv = parts(recvbuf, "recvbuf", self.size)
-        send = recv if in_place else parts(sendbuf, "sendbuf", self.size)
-        return self._exchanged(send, recv, in_place)
+        send = recv if is_in_place(sendbuf) else parts(sendbuf, "sendbuf", self.size)
+        return self._exchanged(send, recv)
 
-    def _exchanged(self, send: Parts, recv: Parts, in_place: bool) -> Launch:
-        """Return the launch of an exchange of parts, of a copy where that is in place."""
+    def _exchanged(self, send: Parts, recv: Parts) -> Launch:
+        """Return the launch of an exchange of parts."""
 
-        def call(nccl: Communicator, queue: int) -> Any:
-            spare = _copied(recv.ptr, recv.nbytes, nccl, queue) if in_place else None
-            here = send if spare is None else send._replace(ptr=spare.ptr)
+        def call(nccl: Communicator, queue: int, send: Any, recv: Any) -> Any:
+            send, spare = _apart(send, recv, nccl, queue)
             nccl.alltoallv(
-                *(_all_bytes(here), send.counts, _all_bytes(recv), recv.counts),
+                *(_bytes(send), send.counts, _bytes(recv), recv.counts),
                 *(send.displs, recv.displs),
                 stream=queue,
             )
             return spare
 
-        return self._launch(call, send, recv)
+        return self._move(call, send, recv)
 
 
-def _bytes(data: Block, blocks: int = 1) -> Spec:
-    return data.ptr, data.nbytes * blocks, DataType.UINT8
+def _bytes(data: Data | None) -> Spec | None:
+    return None if data is None else (data.ptr, data.span, DataType.UINT8)
 
 
-def _all_bytes(data: Parts) -> Spec:
-    return data.ptr, data.nbytes, DataType.UINT8
+def _ranges(data: Parts | None) -> tuple[list[int] | None, list[int] | None]:
+    return (None, None) if data is None else (data.counts, data.displs)
 
 
 def numbers(data: Block, blocks: int = 1) -> Spec:
@@ -322,13 +338,14 @@ def numbers(data: Block, blocks: int = 1) -> Spec:
 
 
 def _moved(data: Block, blocks: int) -> Block:
-    return data._replace(ptr=data.ptr + blocks * data.nbytes)
+    distance = blocks * data.items * data.element.extent
+    return data._replace(ptr=data.ptr + distance, blocks=1)
 
 
 def _part(data: Parts, rank: int) -> Block:
-    size = data.element.itemsize
-    ptr = data.ptr + data.displs[rank]
-    return Block(ptr, data.counts[rank] // size, data.element, data.stream, data.array)
+    element = data.element
+    items = data.counts[rank] // element.itemsize if element.itemsize else 0
+    return Block(data.ptr + data.displs[rank], items, element, data.stream, data.array)
 
 
 def _check_equal(send: Block, recv: Block) -> None:
@@ -340,19 +357,11 @@ def _check_equal(send: Block, recv: Block) -> None:
         raise ValueError(f"sendbuf has {send.items} elements and recvbuf {recv.items}")
 
 
-def _check_bytes(send: Block, recv: Block) -> None:
-    if send.nbytes != recv.nbytes:
+def _check_bytes(send: Block | None, recv: Block | None) -> None:
+    if send is not None and recv is not None and send.nbytes != recv.nbytes:
         raise ValueError(
             f"a rank's part has {send.nbytes} bytes in sendbuf and {recv.nbytes} in recvbuf"
         )
-
-
-def copy(target: int, source: int, nbytes: int, queue: int) -> None:
-    """Queue a copy on the GPU."""
-    if nbytes and target != source:
-        from cuda.bindings import driver
-
-        check_driver(driver.cuMemcpyDtoDAsync(target, source, nbytes, queue), "cuMemcpyDtoDAsync")
 
 
 def _beside(data: Block, nccl: Communicator) -> tuple[Block, Allocation]:
@@ -361,8 +370,20 @@ def _beside(data: Block, nccl: Communicator) -> tuple[Block, Allocation]:
     return data._replace(ptr=spare.ptr), spare
 
 
-def _copied(ptr: int, nbytes: int, nccl: Communicator, queue: int) -> Allocation:
-    """Return memory that a copy is queued into."""
-    spare = Allocation(nbytes, nccl.device.device_id)
-    copy(spare.ptr, ptr, nbytes, queue)
-    return spare
+def _apart(
+    send: Data, recv: Data, nccl: Communicator, queue: int
+) -> tuple[Data, Allocation | None]:
+    """Return what is sent, or a copy that is queued where it is exchanged in place."""
+    if send is not recv:
+        return send, None
+    spare = Allocation(recv.span, nccl.device.device_id)
+    copy(spare.ptr, recv.ptr, recv.span, queue)
+    return send._replace(ptr=spare.ptr), spare
+
+
+def _packed(data: Data | None, nccl: Communicator) -> tuple[Data | None, Allocation | None]:
+    """Return data as it is, or a place for as much without gaps."""
+    if data is None or not data.places:
+        return data, None
+    spare = Allocation(data.total, nccl.device.device_id)
+    return data.packed(spare.ptr), spare

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy
 from mpi4py import MPI
 
-__all__ = ["Layout", "Runs", "Segment", "layout_of"]
+__all__ = ["Layout", "Runs", "Segment", "layout_of", "one_run"]
 
 Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 
@@ -120,6 +120,11 @@ def layout_of(datatype: Any) -> Layout:
             if not one.is_predefined:
                 one.Free()
     return Layout(runs, datatype.extent)
+
+
+def one_run(nbytes: int) -> Layout:
+    """Return the layout of bytes that lie together."""
+    return Layout(_runs([0], [nbytes]), nbytes)
 
 
 def _predefined(datatype: Any) -> Runs:

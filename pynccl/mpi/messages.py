@@ -23,6 +23,7 @@ from pynccl.call_site import find
 from pynccl.device_array import Allocation
 from pynccl.groups import group
 from pynccl.mpi.buffers import Block
+from pynccl.mpi.packing import gather, scatter
 from pynccl.mpi.requests import Operation
 from pynccl.mpi.shared import Shared
 from pynccl.types import DataType
@@ -58,6 +59,11 @@ class Message(Operation):
 
     def cancel(self) -> None:
         self.exchange.cancel(self)
+
+    def use_spare(self, nbytes: int, device: int) -> None:
+        """Send from, or receive into, memory beside the array."""
+        self.spare = Allocation(nbytes, device)
+        self.ptr = self.spare.ptr
 
     def done(self) -> bool:
         if not self.finished and self.event is not None and self.event.done():
@@ -100,6 +106,9 @@ class Exchange:
         with shared.lock:
             shared.take_starts()
             shared.after(shared.message_queue, block)
+            if block.places:
+                message.use_spare(block.nbytes, shared.ordinal)
+                gather(block, message.ptr, shared.message_queue)
             number = next(self._numbers)
             message.note[:] = number, block.nbytes
             announce = shared.notes.Issend if synchronous else shared.notes.Isend
@@ -161,9 +170,9 @@ class Exchange:
         message.nbytes = nbytes
         if nbytes > message.block.nbytes:
             # It must be taken all the same, or the sender would wait for ever.
-            message.spare = Allocation(nbytes, self._shared.ordinal)
-            message.ptr = message.spare.ptr
             message.error = MPI.Exception(MPI.ERR_TRUNCATE)
+        if message.error is not None or message.block.places:
+            message.use_spare(nbytes, self._shared.ordinal)
         if nbytes == 0:
             message.finished = True
             return
@@ -213,6 +222,9 @@ class Exchange:
                     shared.record_message(name, arguments, queue, one.site)
                     code = getattr(bindings, name)(*arguments, comm, queue)
                     errors.check(code, name, comm)
+            for one in ready:
+                if not one.sends and one.error is None:
+                    scatter(one.block, one.ptr, one.nbytes, queue)
             event = shared.event(queue)
         except errors.NCCLError as error:
             for one in ready:

@@ -7,13 +7,31 @@ from typing import NamedTuple
 
 import numpy
 
+from pynccl.mpi.buffers import Block, Parts
 from pynccl.mpi.layout import Layout
 from pynccl.streams import check_driver
 
-__all__ = ["pack", "unpack"]
+__all__ = ["copy", "gather", "pack", "scatter", "unpack"]
 
 # The largest distance between rows that the driver takes (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
 MAX_PITCH = 2**31 - 1
+
+
+def gather(data: Block | Parts, ptr: int, queue: int) -> None:
+    """Queue copies of data, without the gaps in it, to contiguous memory at ``ptr``."""
+    if not data.places:
+        copy(ptr, data.ptr, data.total, queue)
+    for place in data.places:
+        pack(place.layout, place.items, data.ptr + place.offset, ptr, queue)
+        ptr += place.items * place.layout.size
+
+
+def scatter(data: Block | Parts, ptr: int, nbytes: int, queue: int) -> None:
+    """Queue copies of so many bytes at ``ptr`` to where data with gaps belongs."""
+    for place in data.places:
+        some = min(place.items * place.layout.size, nbytes)
+        unpack(place.layout, some, data.ptr + place.offset, ptr, queue)
+        ptr, nbytes = ptr + some, nbytes - some
 
 
 class Rows(NamedTuple):
@@ -37,6 +55,14 @@ class Rows(NamedTuple):
         )
 
 
+def copy(target: int, source: int, nbytes: int, queue: int) -> None:
+    """Queue a copy on the GPU."""
+    if nbytes and target != source:
+        from cuda.bindings import driver
+
+        check_driver(driver.cuMemcpyDtoDAsync(target, source, nbytes, queue), "cuMemcpyDtoDAsync")
+
+
 def pack(layout: Layout, items: int, array: int, packed: int, queue: int) -> None:
     """Queue copies that gather the data of items at ``array`` in ``packed``.
 
@@ -46,7 +72,7 @@ def pack(layout: Layout, items: int, array: int, packed: int, queue: int) -> Non
     Raises:
         NCCLCudaError: the driver refused one
     """
-    _copy(_rows(layout, items), array, packed, True, queue)
+    _copy_rows(_rows(layout, items), array, packed, True, queue)
 
 
 def unpack(layout: Layout, nbytes: int, array: int, packed: int, queue: int) -> None:
@@ -58,10 +84,10 @@ def unpack(layout: Layout, nbytes: int, array: int, packed: int, queue: int) -> 
         as of ``pack``
     """
     items, rest = divmod(nbytes, layout.size) if layout.size else (0, 0)
-    _copy(_rows(layout, items), array, packed, False, queue)
+    _copy_rows(_rows(layout, items), array, packed, False, queue)
     if rest:
         array, packed = array + items * layout.extent, packed + items * layout.size
-        _copy(_rows(layout.head(rest), 1), array, packed, False, queue)
+        _copy_rows(_rows(layout.head(rest), 1), array, packed, False, queue)
 
 
 def _rows(layout: Layout, items: int) -> list[Rows]:
@@ -90,7 +116,7 @@ def _copies(rows: Rows) -> int:
     return 1 if rows.is_one_copy else rows.number
 
 
-def _copy(copied: Iterable[Rows], array: int, packed: int, packing: bool, queue: int) -> None:
+def _copy_rows(copied: Iterable[Rows], array: int, packed: int, packing: bool, queue: int) -> None:
     """Queue copies from the array, where it is packed, or to it."""
     from cuda.bindings import driver
 
@@ -112,6 +138,4 @@ def _copy(copied: Iterable[Rows], array: int, packed: int, packing: bool, queue:
             source, target = at + row * rows.pitch, beside + row * rows.packed_pitch
             if not packing:
                 source, target = target, source
-            check_driver(
-                driver.cuMemcpyDtoDAsync(target, source, rows.width, queue), "cuMemcpyDtoDAsync"
-            )
+            copy(target, source, rows.width, queue)

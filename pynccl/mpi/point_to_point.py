@@ -10,10 +10,10 @@ from mpi4py import MPI
 from pynccl.device_array import Allocation
 from pynccl.mpi.buffers import Block, block, is_on_gpu
 from pynccl.mpi.messages import Exchange, refuse_announced
+from pynccl.mpi.packing import gather
 from pynccl.mpi.persistent import persistent
 from pynccl.mpi.requests import Finished, Joined, Operation, request_for
 from pynccl.mpi.shared import Shared
-from pynccl.streams import check_driver
 
 __all__ = ["MessageMethods"]
 
@@ -248,8 +248,6 @@ class MessageMethods(Base):
 
     def _copy(self, data: Block) -> Block:
         """Return a copy of what is sent, once it is made."""
-        from cuda.bindings import driver
-
         shared = self._shared
         self._exchange(data)
         if not data.nbytes:
@@ -258,12 +256,9 @@ class MessageMethods(Base):
         spare = Allocation(data.nbytes, shared.nccl.device.device_id)
         queue = shared.queue
         shared.after(queue, data)
-        check_driver(
-            driver.cuMemcpyDtoDAsync(spare.ptr, data.ptr, data.nbytes, queue),
-            "cuMemcpyDtoDAsync",
-        )
+        gather(data, spare.ptr, queue)
         shared.wait(shared.event(queue).done)
-        return data._replace(ptr=spare.ptr, stream=queue, array=spare)
+        return data.packed(spare.ptr)._replace(stream=queue, array=spare)
 
     def _complete(self, operation: Operation, status: MPI.Status | None = None) -> None:
         self._shared.wait(operation.done)

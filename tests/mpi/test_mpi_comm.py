@@ -136,7 +136,6 @@ REFUSED = {
     "no arithmetic": lambda c, a: c.Allreduce(MPI.IN_PLACE, [a, MPI.SHORT]),
     "bitwise and": lambda c, a: c.Allreduce(MPI.IN_PLACE, a, MPI.BAND),
     "own function": lambda c, a: c.Allreduce(MPI.IN_PLACE, a, MPI.Op.Create(lambda x, y, t: None)),
-    "contiguous run": lambda c, a: c.Bcast([a, 1, MPI.INT.Create_vector(2, 1, 2).Commit()]),
     "for each partition": lambda c, a: c.Psend_init(a, 2, 0),
     "recvbuf is not": lambda c, a: c.Allreduce(a, np.zeros(4, "i4")),
     "must not be negative": lambda c, a: c.Bcast([a, -1]),
