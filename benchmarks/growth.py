@@ -36,7 +36,7 @@ def wait(comms):
 
 
 def microseconds(call, comms, calls, rounds=5):
-    """The median time of a call, over rounds of so many calls each."""
+    """Medians over rounds of so many calls: the time of one, and of its issuing alone."""
     call()
     wait(comms)
     times = []
@@ -44,9 +44,10 @@ def microseconds(call, comms, calls, rounds=5):
         start = time.perf_counter()
         for _ in range(calls):
             call()
+        issued = time.perf_counter()
         wait(comms)
-        times.append((time.perf_counter() - start) / calls)
-    return float(np.median(times)) * 1e6
+        times.append(((time.perf_counter() - start) / calls, (issued - start) / calls))
+    return [float(median) * 1e6 for median in np.median(times, axis=0)]
 
 
 def reduce_all(comms, arrays, times=1):
@@ -64,7 +65,7 @@ def destroy(comms):
 
 
 def by_ranks():
-    """Making communicators, in microseconds, and an all-reduce of 1 KiB."""
+    """An all-reduce of 1 KiB, its issuing by one thread for all ranks, and making communicators."""
     destroy(pynccl.Communicator.init_all(1))  # loads what there is to load
     for nranks in RANKS:
         start = time.perf_counter()
@@ -72,7 +73,7 @@ def by_ranks():
         made = (time.perf_counter() - start) * 1e6
         arrays = [comm.asarray(np.ones(256, np.float32)) for comm in comms]
         took = microseconds(lambda: reduce_all(comms, arrays), comms, 20)  # noqa: B023
-        yield nranks, took, made
+        yield nranks, *took, made
         destroy(comms)
 
 
@@ -81,7 +82,10 @@ def by_size():
     for nbytes in SIZES:
         arrays = [comm.empty(nbytes // 4, "float32") for comm in comms]
         calls = max(2, min(50, (16 << 20) // nbytes))
-        yield nbytes, microseconds(lambda: reduce_all(comms, arrays), comms, calls)  # noqa: B023
+        took, _ = microseconds(lambda: reduce_all(comms, arrays), comms, calls)  # noqa: B023
+        source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        copied, _ = microseconds(lambda: np.copyto(target, source), [], calls)  # noqa: B023
+        yield nbytes, took, copied
     destroy(comms)
 
 
@@ -93,7 +97,8 @@ def by_communicators():
             sets.append(pynccl.Communicator.init_all(2))
         comms = sets[-1]
         arrays = [comm.asarray(np.ones(256, np.float32)) for comm in comms]
-        yield number, microseconds(lambda: reduce_all(comms, arrays), comms, 50)  # noqa: B023
+        took, _ = microseconds(lambda: reduce_all(comms, arrays), comms, 50)  # noqa: B023
+        yield number, took
     for comms in sets:
         destroy(comms)
 
@@ -103,16 +108,29 @@ def by_group():
     comms = pynccl.Communicator.init_all(2)
     arrays = [comm.asarray(np.zeros(256, np.float32)) for comm in comms]
     for number in GROUPED:
-        took = microseconds(lambda: reduce_all(comms, arrays, number), comms, 5)  # noqa: B023
+        took, _ = microseconds(lambda: reduce_all(comms, arrays, number), comms, 5)  # noqa: B023
         yield number, took / number
     destroy(comms)
 
 
+# For each axis: its measurement, its title, and what the columns are.
 TABLES = {
-    "ranks": (by_ranks, "an all-reduce of 1 KiB against ranks", "us", "us to make"),
-    "bytes": (by_size, "an all-reduce of two ranks against size", "us"),
-    "communicators": (by_communicators, "an all-reduce of two ranks against communicators", "us"),
-    "operations": (by_group, "each all-reduce of two ranks against operations in a group", "us"),
+    "ranks": (
+        by_ranks,
+        "An all-reduce of 1 KiB against ranks",
+        *("all-reduce", "issuing it", "making all"),
+    ),
+    "bytes": (by_size, "An all-reduce of two ranks against size", "all-reduce", "one copy"),
+    "communicators": (
+        by_communicators,
+        "An all-reduce of 1 KiB, two ranks, against communicators",
+        "all-reduce",
+    ),
+    "operations": (
+        by_group,
+        "All-reduces of 1 KiB, two ranks, against their number in a group",
+        "each",
+    ),
 }
 
 
@@ -120,7 +138,8 @@ def grow(plot):
     print(machine())
     found = {}
     for axis, (measure, title, *columns) in TABLES.items():
-        print(f"\n{title}\n{axis:>14}" + "".join(f"{name:>14}" for name in columns))
+        print(f"\n{title}, in microseconds")
+        print(f"{axis:>14}" + "".join(f"{name:>14}" for name in columns))
         found[axis] = []
         for row in measure():
             print(f"{row[0]:14d}" + "".join(f"{value:14.1f}" for value in row[1:]), flush=True)
@@ -135,16 +154,25 @@ def draw(found, file):
     figure = Figure(figsize=(10, 7), layout="constrained")
     for axes, (axis, rows) in zip(figure.subplots(2, 2).flat, found.items()):
         _, title, *columns = TABLES[axis]
+        places = [row[0] for row in rows]
         for index, name in enumerate(columns, start=1):
-            axes.loglog([row[0] for row in rows], [row[index] for row in rows], "o-", label=name)
+            axes.loglog(places, [row[index] for row in rows], "o-", label=name)
         axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [written(place, axis) for place in places])
         axes.set_ylim(bottom=1)
-        axes.set_title(title, fontsize=9)
+        axes.set_title(title, fontsize=10)
         axes.set_xlabel(axis)
         axes.set_ylabel("microseconds")
         axes.grid(True, alpha=0.3)
         axes.legend(fontsize=8)
     figure.savefig(file, dpi=120)
+
+
+def written(place, axis):
+    """A place on an axis, as its label has it."""
+    if axis != "bytes" or place < 1024:
+        return str(place)
+    return f"{place >> 20} Mi" if place >= 1 << 20 else f"{place >> 10} Ki"
 
 
 def resident():
