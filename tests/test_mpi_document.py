@@ -6,8 +6,8 @@ import pytest
 from helpers.launch import REPOSITORY
 from mpi4py import MPI
 
-from pynccl.mpi import Comm
-from pynccl.mpi.comm import REFUSED, REFUSED_BY_CARTCOMM
+from pynccl.mpi import Cartcomm, Comm, Distgraphcomm, Graphcomm
+from pynccl.mpi.comm import REFUSED
 
 TEXT = (REPOSITORY / "docs" / "mpi.md").read_text()
 ROWS = re.findall(r"^\| (`[^|]+) \| ([^|]*) \| MPI \|$", TEXT, re.MULTILINE)
@@ -46,13 +46,19 @@ def test_every_buffer_method_is_done_by_nccl_or_refused(name):
 
 
 def test_table_names_nothing_else():
-    assert named("nccl") == set(BUFFER_METHODS) - set(REFUSED)
-    assert named("refused") - {"Cartcomm"} == set(REFUSED)
+    neighbours = {name for name in named("nccl") if name.startswith("Neighbor")}
+    assert named("nccl") - neighbours == set(BUFFER_METHODS) - set(REFUSED)
+    assert named("refused") == set(REFUSED)
 
 
-def test_every_neighbourhood_collective_of_a_grid_is_refused():
-    methods = {name for name in dir(MPI.Cartcomm) if "eighbor_all" in name and name[0] in "NI"}
-    assert methods == {name for name in REFUSED_BY_CARTCOMM if hasattr(MPI.Cartcomm, name)}
+@pytest.mark.parametrize("kind", [Cartcomm, Graphcomm, Distgraphcomm])
+def test_every_collective_between_neighbours_is_done_by_nccl(kind):
+    methods = {name for name in dir(MPI.Topocomm) if "eighbor_all" in name and name[0] in "NI"}
+    assert len(methods) == 15
+    for name in methods:
+        assert getattr(kind, name) is not getattr(MPI.Topocomm, name)
+    named_ones = {name for name in named("nccl") if name.startswith("Neighbor")}
+    assert named_ones == {name for name in methods if name[0] == "N" and "_init" not in name}
 
 
 def test_functions_of_nccl_in_the_table_exist():

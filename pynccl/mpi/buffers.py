@@ -227,9 +227,11 @@ def _check_reach(place: Place, nbytes: int, element: Element, argument: str) -> 
         )
 
 
-def parts(spec: Any, argument: str, nranks: int) -> Parts:
+def parts(spec: Any, argument: str, nranks: int, whose: str = "rank") -> Parts:
     """Read ``[buf, counts]``, ``[buf, (counts, displs), type]`` and the like.
 
+    Args:
+        argument, whose: what to call the array, and who has a part each, in an error
     Raises:
         TypeError, ValueError: as of ``block``
     """
@@ -240,18 +242,18 @@ def parts(spec: Any, argument: str, nranks: int) -> Parts:
         have = _inferred(element, array.nbytes, 1, argument)
         sizes = [have // nranks + (have % nranks > rank) for rank in range(nranks)]
     else:
-        sizes = _counts(counts, argument, nranks)
+        sizes = _counts(counts, argument, nranks, whose)
     if displs is None:
         starts = [0, *accumulate(sizes)][:-1]
     elif isinstance(displs, (int, numpy.integer)):
         starts = [int(displs) * rank for rank in range(nranks)]
     else:
-        starts = _list(displs, f"{argument}: displacements", nranks)
+        starts = _list(displs, f"{argument}: displacements", nranks, whose)
     starts = [start * element.extent for start in starts]
-    return _parts(buffer, array, [element] * nranks, sizes, starts, argument)
+    return _parts(buffer, array, [element] * nranks, sizes, starts, argument, whose)
 
 
-def parts_by_type(spec: Any, argument: str, nranks: int) -> Parts:
+def parts_by_type(spec: Any, argument: str, nranks: int, whose: str = "rank") -> Parts:
     """Read ``(buf, (counts, displs), types)`` and the like, with a datatype for each rank.
 
     Displacements are in bytes, as MPI has them there.
@@ -263,12 +265,15 @@ def parts_by_type(spec: Any, argument: str, nranks: int) -> Parts:
     if types is None:
         counts, types = None, counts
     if not isinstance(types, (list, tuple)) or len(types) != nranks:
-        raise ValueError(f"{argument}: datatypes must be a list of {nranks}, one for each rank")
+        raise ValueError(f"{argument}: datatypes must be a list of {nranks}, one for each {whose}")
     array = _array(buffer, argument)
-    numbers = [1] * nranks if counts is None else _list(counts, f"{argument}: counts", nranks)
-    starts = [0] * nranks if displs is None else _list(displs, f"{argument}: displs", nranks)
+    numbers, starts = [1] * nranks, [0] * nranks
+    if counts is not None:
+        numbers = _list(counts, f"{argument}: counts", nranks, whose)
+    if displs is not None:
+        starts = _list(displs, f"{argument}: displacements", nranks, whose)
     elements = [_element(array, one) for one in types]
-    return _parts(buffer, array, elements, numbers, starts, argument)
+    return _parts(buffer, array, elements, numbers, starts, argument, whose)
 
 
 def _parts(
@@ -278,6 +283,7 @@ def _parts(
     numbers: list[int],
     starts: list[int],
     argument: str,
+    whose: str,
 ) -> Parts:
     """Return so many elements for each rank, that begin at so many bytes, once they are checked."""
     counts = [element.itemsize * number for element, number in zip(elements, numbers)]
@@ -293,15 +299,15 @@ def _parts(
         )
     for rank, (count, displ) in enumerate(zip(counts, displs)):
         if places:
-            what = f"{argument}, part of rank {rank}:"
+            what = f"{argument}, part of {whose} {rank}:"
             _check_reach(places[rank], array.nbytes, elements[rank], what)
         elif displ + count > array.nbytes:
             raise ValueError(
-                f"{argument} has {array.nbytes} bytes; the part of rank {rank} reaches to "
+                f"{argument} has {array.nbytes} bytes; the part of {whose} {rank} reaches to "
                 f"{displ + count}"
             )
-    stream = array.stream
-    return Parts(array.ptr, array.nbytes, counts, displs, elements[0], stream, buffer, places)
+    element, stream = elements[0] if elements else array.element, array.stream
+    return Parts(array.ptr, array.nbytes, counts, displs, element, stream, buffer, places)
 
 
 def _unpack(spec: Any, argument: str, pairs: tuple[type, ...]) -> tuple[Any, Any, Any, Any]:
@@ -371,16 +377,16 @@ def _element(array: Array, datatype: Any) -> Element:
     return element_of_datatype(datatype)
 
 
-def _counts(counts: Any, argument: str, nranks: int) -> list[int]:
+def _counts(counts: Any, argument: str, nranks: int, whose: str) -> list[int]:
     if isinstance(counts, (int, numpy.integer)):
         return [_index(counts, f"{argument}: count")] * nranks
-    return _list(counts, f"{argument}: counts", nranks)
+    return _list(counts, f"{argument}: counts", nranks, whose)
 
 
-def _list(values: Sequence[Any], what: str, nranks: int) -> list[int]:
+def _list(values: Sequence[Any], what: str, nranks: int, whose: str) -> list[int]:
     numbers = [_index(value, what) for value in values]
     if len(numbers) != nranks:
-        raise ValueError(f"{what}: {len(numbers)} for {nranks} ranks")
+        raise ValueError(f"{what}: {len(numbers)} for {nranks} {whose}s")
     return numbers
 
 

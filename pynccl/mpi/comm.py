@@ -11,12 +11,11 @@ from mpi4py import MPI
 from pynccl.communicator import Communicator
 from pynccl.mpi.buffers import is_on_gpu
 from pynccl.mpi.composed import ComposedMethods
+from pynccl.mpi.neighbours import NeighbourMethods
 from pynccl.mpi.point_to_point import MessageMethods
 from pynccl.mpi.shared import forget, shared_of
 
-__all__ = ["REFUSED", "Cartcomm", "Comm"]
-
-_NEIGHBOURS = "use Isend and Irecv with the neighbours"
+__all__ = ["REFUSED", "Cartcomm", "Comm", "Distgraphcomm", "Graphcomm"]
 
 REFUSED: dict[str, str] = dict.fromkeys(
     ("Psend_init", "Precv_init"),
@@ -24,28 +23,13 @@ REFUSED: dict[str, str] = dict.fromkeys(
 )
 """Methods that take no array on a GPU, with the reason; on host memory they are MPI's."""
 
-REFUSED_BY_CARTCOMM: dict[str, str] = dict.fromkeys(
-    (
-        *("Neighbor_allgather", "Neighbor_allgatherv", "Neighbor_alltoall"),
-        *("Neighbor_alltoallv", "Neighbor_alltoallw", "Ineighbor_allgather"),
-        *("Ineighbor_allgatherv", "Ineighbor_alltoall", "Ineighbor_alltoallv"),
-        *("Ineighbor_alltoallw", "Neighbor_allgather_init", "Neighbor_allgatherv_init"),
-        *("Neighbor_alltoall_init", "Neighbor_alltoallv_init", "Neighbor_alltoallw_init"),
-    ),
-    _NEIGHBOURS,
-)
 
-
-def refusing(reasons: dict[str, str]) -> Callable[[type], type]:
+def refusing(kind: type) -> type:
     """Let methods of a class refuse arrays on GPUs, which MPI must never be given."""
-
-    def guard(kind: type) -> type:
-        for name, reason in reasons.items():
-            if hasattr(kind, name):
-                setattr(kind, name, _guarded(kind, name, reason))
-        return kind
-
-    return guard
+    for name, reason in REFUSED.items():
+        if hasattr(kind, name):
+            setattr(kind, name, _guarded(kind, name, reason))
+    return kind
 
 
 def _guarded(kind: type, name: str, reason: str) -> Callable[..., Any]:
@@ -117,6 +101,21 @@ class GpuMethods(ComposedMethods, MessageMethods):
         made = super().Create_cart(dims, periods, reorder)
         return made if made == MPI.COMM_NULL else Cartcomm(made)
 
+    def Create_graph(
+        self, index: Sequence[int], edges: Sequence[int], reorder: bool = False
+    ) -> Any:
+        """Arrange the ranks in a graph that every rank knows."""
+        made = super().Create_graph(index, edges, reorder)
+        return made if made == MPI.COMM_NULL else Graphcomm(made)
+
+    def Create_dist_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Arrange the ranks in a graph of which each rank knows any edges."""
+        return Distgraphcomm(super().Create_dist_graph(*args, **kwargs))
+
+    def Create_dist_graph_adjacent(self, *args: Any, **kwargs: Any) -> Any:
+        """Arrange the ranks in a graph of which each rank knows its own edges."""
+        return Distgraphcomm(super().Create_dist_graph_adjacent(*args, **kwargs))
+
     def Free(self) -> None:
         """Free the communicator, and NCCL's. Collective."""
         self._forget()
@@ -135,7 +134,7 @@ class GpuMethods(ComposedMethods, MessageMethods):
         return type(self)(made)
 
 
-@refusing(REFUSED)
+@refusing
 class Comm(GpuMethods, MPI.Intracomm):
     """An MPI intracommunicator whose buffer methods take arrays on GPUs.
 
@@ -158,23 +157,45 @@ class Comm(GpuMethods, MPI.Intracomm):
         return made
 
 
-@refusing({**REFUSED, **REFUSED_BY_CARTCOMM})
-class Cartcomm(GpuMethods, MPI.Cartcomm):
-    """A grid of ranks whose buffer methods take arrays on GPUs; made by ``Comm.Create_cart``."""
+class TopologyMethods(NeighbourMethods, GpuMethods):
+    """What is added to a communicator of MPI that has a topology."""
 
-    def __new__(cls, comm: MPI.Comm | None = None) -> Cartcomm:
-        made: Cartcomm = super().__new__(cls, comm)
+    def __new__(cls, comm: MPI.Comm | None = None) -> Any:
+        made: Any = super().__new__(cls, comm)
         made._adopt(comm)
         return made
 
     def Dup(self, info: MPI.Info | None = None) -> Any:
         """Duplicate the communicator."""
-        return Cartcomm(MPI.Cartcomm(self).Dup(info))
+        return type(self)(self._plain(self).Dup(info))
+
+    _plain: type[MPI.Topocomm]
+
+
+@refusing
+class Cartcomm(TopologyMethods, MPI.Cartcomm):
+    """A grid of ranks whose buffer methods take arrays on GPUs; made by ``Comm.Create_cart``."""
+
+    _plain = MPI.Cartcomm
 
     def Sub(self, remain_dims: Sequence[bool]) -> Any:
         """Divide the grid into grids of fewer dimensions."""
         made = super().Sub(remain_dims)
         return made if made == MPI.COMM_NULL else Cartcomm(made)
+
+
+@refusing
+class Graphcomm(TopologyMethods, MPI.Graphcomm):
+    """Ranks in a graph, for arrays on GPUs; made by ``Comm.Create_graph``."""
+
+    _plain = MPI.Graphcomm
+
+
+@refusing
+class Distgraphcomm(TopologyMethods, MPI.Distgraphcomm):
+    """Ranks in a graph, for arrays on GPUs; made by ``Comm.Create_dist_graph`` and the like."""
+
+    _plain = MPI.Distgraphcomm
 
 
 def _wrapped(made: MPI.Comm) -> Any:

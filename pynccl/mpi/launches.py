@@ -19,6 +19,7 @@ from pynccl.types import DataType
 
 __all__ = [
     "CollectiveLaunches",
+    "Data",
     "Launch",
     "Launched",
     "numbers",
@@ -97,13 +98,16 @@ class CollectiveLaunches(Base):
     def _launch(self, call: Callable[[Communicator, int], Any], *blocks: Block | Parts) -> Launch:
         return Launch(self._shared, call, blocks)
 
-    def _move(self, call: Move, send: Data | None, recv: Data | None) -> Launch:
+    def _move(
+        self, call: Move, send: Data | None, recv: Data | None, partly: bool = False
+    ) -> Launch:
         """Return the launch of what moves bytes, from and to temporaries where data has gaps.
 
         Args:
             call: queues it, given NCCL's communicator, the stream, and what is sent and received,
                 which has no gaps; returns what must be kept
             send, recv: None where this rank sends or receives nothing
+            partly: whether nothing arrives for some of what is received
         """
         given = [data for data in (send, recv) if data is not None]
         if not any(data.places for data in given):
@@ -114,6 +118,8 @@ class CollectiveLaunches(Base):
             target, received = _packed(recv, nccl)
             if send is not None and sent is not None:
                 gather(send, sent.ptr, queue)
+            if partly and recv is not None and received is not None:
+                gather(recv, received.ptr, queue)
             kept = call(nccl, queue, source, target)
             if recv is not None and received is not None:
                 scatter(recv, received.ptr, received.nbytes, queue)
