@@ -5,6 +5,7 @@ import pytest
 from helpers.values import DTYPES, SIZES, as_numbers, pattern
 
 import pynccl
+from pynccl.arrays import numpy_dtype
 
 
 def equal(array, expected):
@@ -31,6 +32,18 @@ def test_every_type_travels_from_rank_to_rank(comm, dtype):
         assert comm.recv(buffer, 0) is buffer
         equal(buffer, pattern(0, 777, dtype))
     comm.synchronize()
+
+
+@pytest.mark.parametrize(("sent", "received"), [("float64", "uint8"), ("int8", "bfloat16")])
+def test_elements_may_be_sent_or_received_as_bytes(comm, sent, received):
+    after, before = (comm.rank + 1) % comm.nranks, (comm.rank - 1) % comm.nranks
+    content = numpy.random.default_rng(comm.rank).bytes(4000)
+    send, recv = comm.empty(4000, "uint8"), comm.empty(4000, "uint8")
+    send.set(numpy.frombuffer(content, "uint8"))
+    as_sent = send.ptr, 4000 // numpy_dtype(sent).itemsize, sent
+    as_received = recv.ptr, 4000 // numpy_dtype(received).itemsize, received
+    comm.sendrecv(as_sent, after, as_received, before)
+    assert recv.get().tobytes() == numpy.random.default_rng(before).bytes(4000)
 
 
 def test_messages_between_two_ranks_keep_their_order(comm):
