@@ -37,6 +37,37 @@ def test_one_thread_drives_all_gpus_in_groups(comms):
         numpy.testing.assert_array_equal(array.get(), expected)
 
 
+def test_a_group_makes_windows_and_communicators_in_the_order_of_its_calls(comms):
+    sizes = (8192, 4096)
+    for _ in range(10):
+        memory = [[pynccl.mem_alloc(size, comm.device) for size in sizes] for comm in comms]
+        made = []
+        with pynccl.group():
+            for comm, parts in zip(comms, memory):
+                large, small = ((int(m.handle), m.size // 4, "int32") for m in parts)
+                made.append(
+                    (comm.register_window(large), comm.split(0), comm.register_window(small))
+                )
+        sent = [comm.asarray(numpy.full(4, comm.rank, "int32")) for comm in comms]
+        after = [(comm.rank + 1) % comm.nranks for comm in comms]
+        with pynccl.group():
+            for comm, array, peer, (large, _, _) in zip(comms, sent, after, made):
+                comm.put_signal(array, peer, large, 8192 - 16)
+        with pynccl.group():
+            for comm in comms:
+                comm.wait_signal(pynccl.WaitSignalDesc((comm.rank - 1) % comm.nranks))
+        for comm, (large, _), (window, child, small) in zip(comms, memory, made):
+            got = comm.empty(4, "int32")
+            comm.sendrecv((int(large.handle) + 8192 - 16, 4, "int32"), comm.rank, got, comm.rank)
+            assert (got.get() == (comm.rank - 1) % comm.nranks).all()
+            with pytest.raises(pynccl.NCCLInvalidArgument, match="4096 bytes of rank 0's window"):
+                comm.put_signal(got, 0, small, 4096)
+            for resource in (window, small):
+                resource.close()
+            assert child.nranks == comm.nranks
+            child.destroy()
+
+
 def test_each_communicator_of_init_all_has_its_device_and_rank(comms):
     assert [comm.rank for comm in comms] == list(range(len(comms)))
     assert [comm.device.device_id for comm in comms] == list(range(len(comms)))
@@ -59,9 +90,10 @@ def test_host_synchronisation_between_gpus_does_not_deadlock(comms):
     for comm in comms:
         array = comm.asarray(numpy.ones(10))
         array.get()
+    arrays = [comm.asarray(numpy.ones(10)) for comm in comms]
     with pynccl.group():
-        for comm in comms:
-            comm.allreduce(comm.asarray(numpy.ones(10)))
+        for comm, array in zip(comms, arrays):
+            comm.allreduce(array)
     for comm in comms:
         comm.synchronize(timeout=30)
 

@@ -80,39 +80,63 @@ void tell_of_waiting(const HostWait& wait) {
                what, describe(one->operation).c_str(), at(one->operation.site).c_str());
 }
 
-void run(Job& job) {
+// `last` of its communicator's, which is in progress until then.
+void run(Job& job, bool last) {
   const DeviceScope scope(job.device);
   job.result = job.work();
   if (job.result != ncclSuccess) job.error = last_error();
   if (job.result != ncclSuccess && job.blocking) job.undo();
   for (const auto& communicator : job.concerned) {
     if (job.result == ncclSuccess) {
-      communicator->set_progress(ncclSuccess);
+      if (last || communicator != job.communicator) communicator->set_progress(ncclSuccess);
     } else if (!job.blocking) {
       communicator->set_async_error(job.result, job.error);
     }
   }
 }
 
-ncclResult_t run_jobs(std::vector<Job> jobs) {
+using Jobs = std::vector<Job>;
+
+void run_in_order(Jobs& jobs) {
+  for (Job& job : jobs) run(job, &job == &jobs.back());
+}
+
+std::vector<Jobs> by_communicator(Jobs jobs) {
+  std::vector<Jobs> all;
+  for (Job& job : jobs) {
+    const auto found = std::find_if(all.begin(), all.end(), [&](const Jobs& others) {
+      const Job& first = others.front();
+      return first.communicator == job.communicator && first.blocking == job.blocking;
+    });
+    (found != all.end() ? *found : all.emplace_back()).push_back(std::move(job));
+  }
+  return all;
+}
+
+ncclResult_t run_jobs(Jobs jobs) {
+  std::vector<Jobs> all = by_communicator(std::move(jobs));
   std::vector<std::thread> threads;
   bool in_progress = false;
-  for (Job& job : jobs) {
-    if (!job.blocking) {
-      for (const auto& communicator : job.concerned) communicator->set_progress(ncclInProgress);
+  for (Jobs& one : all) {
+    if (!one.front().blocking) {
+      for (const Job& job : one) {
+        for (const auto& communicator : job.concerned) communicator->set_progress(ncclInProgress);
+      }
       in_progress = true;
-      std::thread([job]() mutable { run(job); }).detach();
-    } else if (jobs.size() > 1) {
-      threads.emplace_back([&job] { run(job); });
+      std::thread([one]() mutable { run_in_order(one); }).detach();
+    } else if (all.size() > 1) {
+      threads.emplace_back([&one] { run_in_order(one); });
     } else {
-      run(job);
+      run_in_order(one);
     }
   }
   for (std::thread& thread : threads) thread.join();
-  for (const Job& job : jobs) {
-    if (job.result == ncclSuccess || !job.blocking) continue;
-    set_last_error(job.error);
-    return job.result;
+  for (const Jobs& one : all) {
+    for (const Job& job : one) {
+      if (job.result == ncclSuccess || !job.blocking) continue;
+      set_last_error(job.error);
+      return job.result;
+    }
   }
   return in_progress ? ncclInProgress : ncclSuccess;
 }

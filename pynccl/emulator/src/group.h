@@ -27,8 +27,10 @@ ncclResult_t submit(const std::shared_ptr<Communicator>& communicator, Operation
                     cudaEvent_t launched = nullptr);
 
 // What blocks until other ranks have come, as the making of a communicator does. It runs here and
-// now, or at the end of the group, or in a thread of its own where it must not block.
+// now, or at the end of the group, or in a thread of its own where it must not block. A group's jobs
+// run side by side, but those of one communicator in the order of their calls.
 struct Job {
+  std::shared_ptr<Communicator> communicator;
   int device;
   bool blocking;
   std::vector<std::shared_ptr<Communicator>> concerned;  // in progress as long as the job

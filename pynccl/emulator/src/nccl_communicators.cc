@@ -36,7 +36,7 @@ ncclResult_t init_rank(ncclComm_t* comm, int nranks, const ncclUniqueId& id, int
     made->forget(nullptr);
     *comm = nullptr;
   };
-  return submit(Job{device, settings.blocking, {made},
+  return submit(Job{made, device, settings.blocking, {made},
                     [made, id, nranks, rank] { return made->join(id, nranks, rank); }, undo});
 }
 
@@ -52,7 +52,7 @@ ncclResult_t make_child(const std::shared_ptr<Communicator>& parent, const ncclC
   Settings settings;
   const ncclResult_t result = read_config(config, parent->settings(), &settings);
   if (result != ncclSuccess) return result;
-  Job job{parent->device(), settings.blocking, {parent}, {}, [] {}};
+  Job job{parent, parent->device(), settings.blocking, {parent}, {}, [] {}};
   std::shared_ptr<Communicator> child;
   if (!none) {
     child = Communicator::create(parent->device(), settings);
@@ -246,7 +246,7 @@ NCCL_FUNCTION ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   const ncclResult_t result = communicator->may_end();
   if (result != ncclSuccess) return result;
   if (communicator->settings().blocking) return communicator->finalize();
-  return submit(Job{communicator->device(), false, {communicator},
+  return submit(Job{communicator, communicator->device(), false, {communicator},
                     [communicator] { return communicator->finalize(); }, [] {}});
 }
 

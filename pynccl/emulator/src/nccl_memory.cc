@@ -91,7 +91,8 @@ ncclResult_t register_window(const std::shared_ptr<Communicator>& communicator, 
   }
   *win = nullptr;
   watch_freeing();
-  return submit(Job{communicator->device(), communicator->settings().blocking, {communicator},
+  return submit(Job{communicator, communicator->device(), communicator->settings().blocking,
+                    {communicator},
                     [communicator, pointer, bytes, site, win] {
                       std::shared_ptr<Window> window;
                       const ncclResult_t made =
