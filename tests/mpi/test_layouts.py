@@ -11,6 +11,8 @@ from pynccl.mpi.layout import layout_of
 PAIRS = ["SHORT_INT", "INT_INT", "LONG_INT", "FLOAT_INT", "DOUBLE_INT", "LONG_DOUBLE_INT"]
 MARGIN = 3
 UNTOUCHED = 201
+# MPICH 5.0.2 says of some distributed arrays that their data begins at 0.
+TELLS_TRUE_BOUNDS = "MPICH" not in MPI.Get_library_version()
 
 
 class Items:
@@ -50,8 +52,10 @@ def check_packing(comm, datatype, number, seed, what):
     """Compare packing and unpacking on the GPU with MPI's on the host."""
     layout = layout_of(datatype)
     assert (layout.size, layout.extent) == (datatype.size, datatype.extent), what
-    assert layout.start == datatype.true_lb, what
-    assert layout.end - layout.start == datatype.true_extent, what
+    low, high = datatype.true_lb, datatype.true_lb + datatype.true_extent
+    if TELLS_TRUE_BOUNDS:
+        assert (layout.start, layout.end) == (low, high), what
+    assert low <= layout.start <= layout.end <= high, what
     items = Items(datatype, number, seed)
     array, packed = comm.asarray(items.memory), comm.empty(items.packed.size, "uint8")
     packing.pack(layout, number, array.ptr + items.first, packed.ptr, comm._queue)
