@@ -122,10 +122,11 @@ Outcome Communicator::exchange(Exchange& exchange, bool may_block) {
     }
     for (const Flow& flow : exchange.sends) {
       if (sent(flow)) continue;
-      // It may be received at this very moment.
-      const std::uint32_t done =
-          std::min(region_->posts(rank_, flow.peer).received.load(), flow.expected - 1);
-      return numbered(*flow.operations[flow.next - (flow.expected - done)], done + 1);
+      // At least one: what is received at this very moment counts as open.
+      const std::uint32_t done = region_->posts(rank_, flow.peer).received.load();
+      const std::uint32_t open = std::max(flow.expected - done, 1U);
+      const std::size_t first = flow.next - std::min<std::size_t>(open, flow.next);
+      return numbered(*flow.operations[first], flow.expected - open + 1);
     }
     return std::string("point-to-point operations");
   };
