@@ -190,8 +190,9 @@ def test_threads_record_in_their_own_groups():
     comms = pynccl.Communicator.init_all(2)
 
     def work(comm):
+        array = comm.empty(1)  # kept until the group has ended
         with pynccl.group():
-            comm.allreduce(comm.empty(1))
+            comm.allreduce(array)
 
     threads = [threading.Thread(target=work, args=(comm,)) for comm in comms]
     for thread in threads:
