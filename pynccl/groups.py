@@ -113,8 +113,8 @@ def group() -> Iterator[None]:
     """Fuse the calls made inside into one operation.
 
     What must go on at the same time belongs in one group: sends and receives between the same
-    ranks, and the calls for several GPUs of one thread. What is passed inside must be kept until the
-    group has ended: only then is anything queued. An exception inside ends the group without
+    ranks, and the calls for several GPUs of one thread. What is passed inside must be kept until
+    the group has ended: only then is anything queued. An exception inside ends the group without
     launching anything of it, and is the one that is raised.
 
     Raises:
