@@ -106,12 +106,12 @@ class Block(NamedTuple):
     @property
     def total(self) -> int:
         """Bytes of data in all blocks."""
-        return self.nbytes * self.blocks
+        return self.items * self.element.itemsize * self.blocks
 
     @property
     def span(self) -> int:
         """Bytes that NCCL is told of, where there are no gaps."""
-        return self.total
+        return self.items * self.element.itemsize * self.blocks
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -175,6 +175,7 @@ def block(spec: Any, argument: str, blocks: int = 1) -> Block:
     buffer, count, displ, datatype = _unpack(spec, argument, (list, tuple))
     array = _array(buffer, argument)
     element = _element(array, datatype)
+    layout = element.layout
     offset = _index(displ, f"{argument}: displacement") * element.extent if displ else 0
     room = array.nbytes - offset
     if room < 0 or offset < 0:
@@ -183,29 +184,29 @@ def block(spec: Any, argument: str, blocks: int = 1) -> Block:
         number = _inferred(element, room, blocks, argument)
     else:
         number = _index(count, f"{argument}: count")
+        if layout is None and number * max(blocks, 1) * element.itemsize > room:
+            raise ValueError(
+                f"{argument} has {room} bytes from its displacement on, too few for "
+                f"{blocks} x {number} {element.name} of {element.itemsize} bytes"
+            )
     found = Block(array.ptr + offset, number, element, array.stream, buffer, blocks)
-    if element.layout is not None:
-        return _checked(found, element.layout, offset, array.nbytes, argument)
-    if number * max(blocks, 1) * element.itemsize > room:
-        raise ValueError(
-            f"{argument} has {room} bytes from its displacement on, too few for "
-            f"{max(blocks, 1)} x {number} {element.name} of {element.itemsize} bytes"
-        )
-    return found
+    return found if layout is None else _checked(found, layout, offset, array.nbytes, argument)
 
 
 def _inferred(element: Element, room: int, blocks: int, argument: str) -> int:
     """Return how many elements each of the blocks has that fill the room."""
     if not room:
         return 0
-    if element.extent <= 0:
+    extent = element.itemsize if element.layout is None else element.layout.extent
+    if extent <= 0:
         raise ValueError(f"{argument}: a count is needed, {element.name} has no positive extent")
-    if room % (element.extent * max(blocks, 1)):
+    number, rest = divmod(room, extent * max(blocks, 1))
+    if rest:
         raise ValueError(
-            f"{argument} has {room} bytes, which are no {max(blocks, 1)} equal blocks of "
-            f"{element.name} ({element.extent} bytes each); give a count"
+            f"{argument} has {room} bytes, which are no {blocks} equal blocks of {element.name} "
+            f"({extent} bytes each); give a count"
         )
-    return room // element.extent // max(blocks, 1)
+    return number
 
 
 def _checked(data: Block, layout: Layout, offset: int, nbytes: int, argument: str) -> Block:

@@ -110,7 +110,7 @@ class CollectiveLaunches(Base):
             partly: whether nothing arrives for some of what is received
         """
         given = [data for data in (send, recv) if data is not None]
-        if not any(data.places for data in given):
+        if not ((send and send.places) or (recv and recv.places)):
             return self._launch(lambda nccl, queue: call(nccl, queue, send, recv), *given)
 
         def packed(nccl: Communicator, queue: int) -> Any:
