@@ -120,15 +120,15 @@ TABLES = {
         "An all-reduce of 1 KiB against ranks",
         *("all-reduce", "issuing it", "making all"),
     ),
-    "bytes": (by_size, "An all-reduce of two ranks against size", "all-reduce", "one copy"),
+    "bytes": (by_size, "An all-reduce against size", "all-reduce", "one copy"),
     "communicators": (
         by_communicators,
-        "An all-reduce of 1 KiB, two ranks, against communicators",
+        "An all-reduce of 1 KiB against communicators",
         "all-reduce",
     ),
     "operations": (
         by_group,
-        "All-reduces of 1 KiB, two ranks, against their number in a group",
+        "All-reduces of 1 KiB in a group, each",
         "each",
     ),
 }
@@ -159,7 +159,7 @@ def draw(found, file):
             axes.loglog(places, [row[index] for row in rows], "o-", label=name)
         axes.set_xscale("log", base=2)
         axes.set_xticks(places, [written(place, axis) for place in places])
-        axes.set_ylim(bottom=1)
+        axes.set_ylim(bottom=min(1, *(value for row in rows for value in row[1:])))
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(axis)
         axes.set_ylabel("microseconds")
