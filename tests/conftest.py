@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 import tempfile
 
 import pytest
@@ -15,10 +14,10 @@ SM_FOLDER = "OMPI_MCA_btl_sm_backing_directory"
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with PYNCCL_BACKEND=nccl")
-    # Ranks that are killed leave Open MPI's shared memory behind: it goes with this folder. Not on
-    # ranks, which have it from who launched them or run MPI already: their abort would leave it.
+    # Ranks that are killed leave Open MPI's shared memory behind: it goes with this folder. Ranks
+    # have it from who launched them, or none: their abort would leave it.
     config.shared_memory = None
-    if SM_FOLDER not in os.environ and "mpi4py.MPI" not in sys.modules:
+    if SM_FOLDER not in os.environ and not config.getoption("--with-mpi", False):
         place = "/dev/shm" if os.path.isdir("/dev/shm") else None
         config.shared_memory = tempfile.mkdtemp(prefix="pynccl-tests-", dir=place)
         os.environ[SM_FOLDER] = config.shared_memory

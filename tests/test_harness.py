@@ -6,6 +6,7 @@ import shutil
 import pytest
 from helpers.launch import REPOSITORY, mpirun
 
+SM_FOLDER = "OMPI_MCA_btl_sm_backing_directory"
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--with-mpi")
 
 
@@ -54,7 +55,8 @@ def test_file_that_one_rank_cannot_import_ends_the_job(run):
     assert "[rank 1 of 2] mpi/test_it.py could not be collected" in done.stderr
 
 
-def test_ranks_that_are_aborted_leave_no_folder_behind(run):
+def test_ranks_that_are_aborted_leave_no_folder_behind(run, monkeypatch):
+    monkeypatch.delenv(SM_FOLDER)  # as where a person runs them
     before = set(pathlib.Path("/dev/shm").glob("pynccl-tests-*"))
     done = run(2, "raise ValueError")
     assert done.returncode != 0
